@@ -1,0 +1,66 @@
+# Two commands on a machine that has Python (3.11 to 3.14), git and make:
+#
+#   make demo    trains a small model under four recipes and writes results/demo/report.html
+#   make test    lints and tests
+#
+# Both build .venv when it is missing or when pyproject.toml has changed, and else go straight to work.
+# No compiler is needed.
+
+# Candidates in order of preference; `make PYTHON=python3.12` narrows the choice to one.
+PYTHON ?= python3 python3.13 python3.12 python3.14 python3.11 python
+
+# A stamp says that an installation ended well. Its name holds the folder, because a moved or copied .venv still
+# points at the old one.
+HERE := $(shell pwd -P | cksum | cut -d' ' -f1)
+VENV := .venv/stamp-$(HERE)-venv
+BASE := .venv/stamp-$(HERE)-base
+DEV := .venv/stamp-$(HERE)-dev
+
+PIP := .venv/bin/python -m pip install --disable-pip-version-check
+
+# A candidate must run (a shim may not), be a version that torch has builds for, and be able to make an environment
+# with pip (some systems ship these parts apart).
+FIT := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
+
+.PHONY: help demo test exhaustive clean
+.NOTPARALLEL:
+
+help:
+	@echo 'make demo        train a small model under four recipes; writes results/demo/report.html'
+	@echo 'make test        lint, then run the tests'
+	@echo 'make exhaustive  run every test, also the sweeps that take minutes'
+	@echo 'make clean       remove .venv and all caches; results stay'
+
+demo: $(BASE)
+	.venv/bin/fourbit demo
+
+test: $(DEV)
+	.venv/bin/python -m ruff check
+	.venv/bin/python -m pytest -q --durations=10
+
+exhaustive: $(DEV)
+	.venv/bin/python -m pytest -q --durations=10 -m ''
+
+clean:
+	rm -rf .venv build dist fourbit.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV):
+	@for python in $(PYTHON); do \
+		if "$$python" -c '$(FIT)' >/dev/null 2>&1; then \
+			echo "Making .venv with $$("$$python" -c 'import sys; print(sys.executable, sys.version.split()[0])')"; \
+			"$$python" -m venv .venv && touch $@; exit; \
+		fi; \
+	done; \
+	echo 'make: none of ($(PYTHON)) is a Python 3.11 to 3.14 with its venv and ensurepip modules;' \
+		'install one, or name it: make PYTHON=python3.12' >&2; exit 1
+
+$(BASE): $(VENV) pyproject.toml
+	@echo 'Installing fourbit and what it needs into .venv; torch is large, and this happens once'
+	$(PIP) -e .
+	@touch $@
+
+$(DEV): $(VENV) pyproject.toml
+	@echo 'Installing fourbit, what it needs and the test tools into .venv; torch is large, and this happens once'
+	$(PIP) -e '.[dev]'
+	@touch $(BASE) $@

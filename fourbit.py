@@ -1,0 +1,130 @@
+"""The command line: `fourbit COMMAND [ARGUMENT ...]`. It only dispatches.
+
+Each command imports its folder when it runs, so `fourbit --help` is instant and a folder that is broken or lacks its
+extras stops its own command alone. This is also the one place that hands the trainer its operations (`ops`).
+
+Exit codes: a command's own; 2 for a mistake of the user, told in one sentence on stderr (FOURBIT_TRACEBACK=1 shows the
+traceback too); 130 after an interrupt from the keyboard; 141 when the reader of a pipe has gone. Any other exception
+is a defect of ours and keeps its traceback.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__version__ = "0.1.0"
+
+
+def _demo(argv: list[str]) -> int:
+    from studies import demo
+
+    return demo.main(argv)
+
+
+def _train(argv: list[str]) -> int:
+    from numerics import ops
+    from reference import train
+
+    return train.main(argv, ops)
+
+
+def _study(argv: list[str]) -> int:
+    from studies import study
+
+    return study.main(argv)
+
+
+def _validate(argv: list[str]) -> int:
+    from hw import validate
+
+    return validate.main(argv)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One word of the command line: what help says about it, and the function that its arguments go to."""
+
+    summary: str
+    run: Callable[[list[str]], int]
+
+
+COMMANDS: dict[str, Command] = {
+    "demo": Command("train one small model under four recipes and write a report", _demo),
+    "train": Command("train a model under a recipe", _train),
+    "study": Command("list, run NAME or report: questions, measurements and figures", _study),
+    "validate": Command("compare the kernels on this machine with the emulation, bit for bit", _validate),
+}
+
+
+def usage() -> str:
+    """The text of `fourbit --help`."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            f"fourbit {__version__}: end-to-end 4-bit training, emulated bit for bit",
+            "usage: fourbit COMMAND [ARGUMENT ...]",
+            *lines,
+            "`fourbit COMMAND --help` tells a command's arguments.",
+        ]
+    )
+
+
+def dispatch(argv: list[str]) -> int:
+    """Run the command that `argv` names and return its exit code. ValueError if there is no such command."""
+    name = argv[0] if argv else "--help"
+    if name in ("-h", "--help"):
+        print(usage())
+        return 0
+    if name == "--version":
+        print(f"fourbit {__version__}")
+        return 0
+    if name not in COMMANDS:
+        raise ValueError(f"unknown command {name!r}; the known ones are {', '.join(COMMANDS)}")
+    return COMMANDS[name].run(argv[1:])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run `argv` (the process's own arguments by default); return the exit code. See the module for the codes."""
+    try:
+        try:
+            code = dispatch(sys.argv[1:] if argv is None else argv)
+        except SystemExit:  # an argument parser has printed help, or its own error
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()  # here, where a closed pipe can still be handled, not at the interpreter's exit
+        return code
+    except BrokenPipeError:
+        # what is still buffered can go nowhere; without this the interpreter would fail on it once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        print("fourbit: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if not _is_users(error):
+            raise
+        if os.environ.get("FOURBIT_TRACEBACK") == "1":
+            traceback.print_exception(error)
+        print(f"fourbit: error: {_sentence(error)}", file=sys.stderr)
+        return 2
+
+
+def _is_users(error: Exception) -> bool:
+    """Whether the error tells of an argument, a file or a stopped run, rather than of a defect."""
+    # a run can only have stopped if its module is loaded, so looking it up here imports nothing
+    stopped = getattr(sys.modules.get("reference.train"), "TrainingStopped", ())
+    return isinstance(error, (ValueError, OSError)) or isinstance(error, stopped)
+
+
+def _sentence(error: Exception) -> str:
+    """The error in one line: the system's errors as `what: which file`, others in their own words."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.strerror}: {error.filename}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+if __name__ == "__main__":
+    sys.exit(main())

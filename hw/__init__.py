@@ -1,0 +1,5 @@
+"""Hardware: which device there is, and whether it gives the emulation's bits.
+
+Its modules build on `numerics` alone. `device` resolves a device that was named, and never chooses another in its
+place; `validate` compares operations on it with the CPU, bit for bit. Import the module you need: `hw.validate`, ...
+"""

@@ -1,0 +1,66 @@
+"""Devices by name: "cpu", "cuda" or "cuda:1". A named device is used or refused, never replaced by another."""
+
+from __future__ import annotations
+
+import platform
+import re
+from pathlib import Path
+
+import torch
+
+
+class DeviceAbsent(ValueError):
+    """A device with a valid name that this machine, or this build of torch, does not have."""
+
+
+def resolve(name: str) -> torch.device:
+    """The device called `name`; "cuda" is torch's current CUDA device, returned with its index.
+
+    Raises:
+        ValueError: a name of another form.
+        DeviceAbsent: a CUDA device that torch cannot use here.
+    """
+    match = re.fullmatch(r"cpu|cuda(?::([0-9]+))?", name)
+    if match is None:
+        raise ValueError(f"device={name!r} is not a device; use 'cpu', 'cuda' or 'cuda:1'")
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        built = torch.version.cuda is not None or torch.version.hip is not None
+        reason = "finds no CUDA device" if built else "is built without CUDA"
+        raise DeviceAbsent(f"device={name!r}: torch {torch.__version__} {reason}; use 'cpu', or a machine with a GPU")
+    count = torch.cuda.device_count()
+    index = torch.cuda.current_device() if match[1] is None else int(match[1])
+    if index >= count:
+        known = "'cuda:0'" if count == 1 else f"'cuda:0' to 'cuda:{count - 1}'"
+        raise DeviceAbsent(f"device={name!r}: torch finds {count} CUDA device{'s' * (count > 1)}; use {known}")
+    return torch.device("cuda", index)
+
+
+def describe(device: torch.device) -> dict[str, str | None]:
+    """What to write beside results of `device`, as strings that JSON holds.
+
+    Returns:
+        device: "cuda:0". name: the chip's. capability: the compute capability ("9.0"), or the vector instructions
+        that torch uses on a CPU ("AVX2"). torch, cuda: versions; cuda is the toolkit of torch's build, or None.
+    """
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    else:
+        name, capability = _processor(), torch.backends.cpu.get_cpu_capability()
+    return {
+        "device": str(device),
+        "name": name,
+        "capability": capability,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+    }
+
+
+def _processor() -> str:
+    """The processor's name: Linux tells it in a file, other systems through `platform`."""
+    table = Path("/proc/cpuinfo")
+    text = table.read_text("utf-8", errors="replace") if table.exists() else ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()

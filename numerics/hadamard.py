@@ -1,0 +1,81 @@
+"""Block randomized Hadamard transform as an add/subtract butterfly.
+
+    y = H S x / sqrt(n) on every block of n along an axis: signs S first, then stages with strides 1, 2, .. n/2
+    (Sylvester order), all in FP32, then one product with fl(n^-1/2).
+
+Each output is the same fixed tree of FP32 additions on every device; a matrix product would sum in another order
+and differ in most values. H is symmetric and H H = n, so the inverse is the butterfly, the factor, then the signs.
+The transform is linear: a weighted sum of transformed vectors may be inverted once, if all used the same signs
+(the combine of "End-to-End 4-Bit Training", Thinking Machines Lab, 2026).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .codes import as_tensor, require_float
+from .philox import philox_words
+
+SIZES = (16, 32, 64, 128)
+
+
+def hadamard_signs(size: int, key: tuple[int, int]) -> Tensor:
+    """Random signs from Philox: sign i is bit i % 32 of word i // 32 of counter (0, 0, 0, 0).
+
+    Returns: float32 of +-1, shape (size,), on the CPU.
+    """
+    words = philox_words(key, tuple(torch.zeros(1, dtype=torch.int64) for _ in range(4)))
+    bits = torch.stack([word >> shift & 1 for word in words for shift in range(32)])[:size, 0]
+    return (1 - 2 * bits).to(torch.float32)
+
+
+def hadamard(x: Any, size: int = 32, signs: Tensor | None = None, axis: int = -1) -> Any:
+    """H S x / sqrt(size) on blocks of `size` along `axis`.
+
+    Args:
+        x: floating point, torch or numpy; computed in FP32. size: one of 16, 32, 64, 128, dividing the axis.
+        signs: +-1, shape (size,), the same for every block; None: all +1.
+
+    Returns: float32, shape and kind of `x`.
+    Raises: ValueError for another size, an axis it does not divide, signs of another shape.
+    """
+    return _transform(x, size, signs, axis, inverse=False)
+
+
+def hadamard_inverse(y: Any, size: int = 32, signs: Tensor | None = None, axis: int = -1) -> Any:
+    """Inverse of `hadamard` up to FP32 rounding: butterfly, factor, then signs. Arguments and errors as there."""
+    return _transform(y, size, signs, axis, inverse=True)
+
+
+def _transform(x: Any, size: int, signs: Tensor | None, axis: int, inverse: bool) -> Any:
+    tensor, is_numpy = as_tensor(x, "x")
+    require_float(tensor, "x")
+    if size not in SIZES:
+        raise ValueError(f"size={size}: use one of {', '.join(map(str, SIZES))}")
+    if tensor.shape[axis] % size:
+        raise ValueError(f"axis {axis} of x has length {tensor.shape[axis]}: size={size} does not divide it")
+    if signs is not None and tuple(signs.shape) != (size,):
+        raise ValueError(f"signs has shape {tuple(signs.shape)}: one sign per element of a block, ({size},)")
+    signs = torch.ones(size) if signs is None else signs
+    signs = signs.to(device=tensor.device, dtype=torch.float32)
+    y = tensor.to(torch.float32).movedim(axis, -1)
+    shape = y.shape
+    y = y.reshape(*shape[:-1], -1, size)
+    y = _butterfly(y) * signs if inverse else _butterfly(y * signs)
+    y = y.reshape(shape).movedim(-1, axis)
+    return y.numpy() if is_numpy else y
+
+
+def _butterfly(x: Tensor) -> Tensor:
+    """H x fl(n^-1/2) over the last axis (n long)."""
+    size = x.shape[-1]
+    stride = 1
+    while stride < size:
+        pairs = x.unflatten(-1, (-1, 2, stride))
+        a, b = pairs[..., 0, :], pairs[..., 1, :]
+        x = torch.stack((a + b, a - b), dim=-2).flatten(-3)
+        stride *= 2
+    return x * x.new_tensor(size**-0.5)

@@ -1,0 +1,68 @@
+"""Error measures between a tensor and its quantized version.
+
+    relMSE = sum (x_q - x)^2 / sum x^2          QSNR = -10 log10 relMSE  (dB)
+    bias   = sum (x_q - x) x / sum x^2          0 for an unbiased quantizer; -0.01: x_q is 1 % too short along x
+    crest  = max |x| / rms(x) per block         (arXiv 2510.25602)
+
+Sums run in float64. The interval of the bias treats elements as independent draws: +-1.96 standard errors of the
+ratio, by the delta method.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Error:
+    """rel_mse and bias are ratios, qsnr in dB, bias_interval the half-width at 95 %, flush_to_zero the share of
+    non-zero values that became zero, max_error absolute, n the number of values."""
+
+    rel_mse: float
+    qsnr: float
+    bias: float
+    bias_interval: float
+    flush_to_zero: float
+    max_error: float
+    n: int
+
+
+def error(x: Tensor, x_q: Tensor) -> Error:
+    """Compare `x_q` with the reference `x`: same shape, any floating dtype, finite.
+
+    Raises: ValueError if shapes differ or nothing is there to compare.
+    """
+    if x.shape != x_q.shape or x.numel() == 0:
+        raise ValueError(f"x has shape {tuple(x.shape)}, x_q {tuple(x_q.shape)}: they must agree and hold a value")
+    reference, value = x.to(torch.float64).flatten(), x_q.to(torch.float64).flatten()
+    difference = value - reference
+    energy = float(reference.square().sum())
+    rel_mse = float(difference.square().sum()) / energy if energy else math.nan
+    product = difference * reference
+    bias = float(product.sum()) / energy if energy else math.nan
+    residual = product - bias * reference.square()
+    interval = 1.96 * math.sqrt(float(residual.square().sum())) / energy if energy else math.nan
+    nonzero = reference != 0
+    flushed = float((nonzero & (value == 0)).sum()) / max(int(nonzero.sum()), 1)
+    qsnr = -10 * math.log10(rel_mse) if rel_mse > 0 else math.inf
+    return Error(rel_mse, qsnr, bias, interval, flushed, float(difference.abs().max()), x.numel())
+
+
+def crest_factor(x: Tensor, block: int) -> float:
+    """Mean over blocks of `block` along the last axis of max |x| / rms(x); all-zero blocks are left out."""
+    if x.shape[-1] % block:
+        raise ValueError(f"block={block} does not divide the last axis of x, {x.shape[-1]}")
+    blocks = x.to(torch.float64).reshape(-1, block)
+    rms = blocks.square().mean(-1).sqrt()
+    keep = rms > 0
+    return float((blocks.abs().amax(-1)[keep] / rms[keep]).mean())
+
+
+def cosine(x: Tensor, y: Tensor) -> float:
+    """Cosine of the angle between two tensors of one shape, in float64."""
+    a, b = x.to(torch.float64).flatten(), y.to(torch.float64).flatten()
+    return float(a @ b / (a.norm() * b.norm()))

@@ -1,0 +1,181 @@
+"""The seam: the operations of the expert path, emulated. Their docstrings are the contract that kernels obey.
+
+    forward    quantize_tokens -> (dispatch) -> gate_up_glu -> down_to_wire -> (combine) -> aggregate
+    backward   grad_to_wire -> requantize_transpose, grad_products -> glu_backward -> grad_products -> aggregate
+
+Shapes: T tokens, K experts per token, R = T K rows sorted by expert then token, E experts, D model width, F expert
+width. `groups` are the E + 1 offsets of the experts' rows. w13 (E, 2F, D) stacks gate above up; w2 is (E, D, F).
+
+An operand is a BlockTensor or, where a recipe says BF16, a bfloat16 tensor. Every product decodes its operands from
+stored codes. Product sums are FP32 under `accumulator` (see `matmul`), then times the outer scales. "Once" below
+means one rounding, nearest even.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .blocks import BlockFormat, BlockTensor, quantize, requantize
+from .hadamard import hadamard, hadamard_inverse
+from .matmul import matmul
+from .philox import Random
+from .rounding import Rounding
+from .swiglu import swiglu, swiglu_backward
+
+Operand = BlockTensor | Tensor
+
+
+@dataclass(frozen=True)
+class Cast:
+    """How a tensor becomes an operand: format (None: BF16), outer scope, element rounding."""
+
+    fmt: BlockFormat | None
+    outer: str | None = None
+    rounding: Rounding = Rounding.NEAREST_EVEN
+
+
+@dataclass(frozen=True)
+class Recast:
+    """How a saved operand becomes a backward operand: format (None: its values in BF16), what happens to its outer
+    scale ("keep", "multiply", "drop"), element rounding."""
+
+    fmt: BlockFormat | None
+    outer: str = "keep"
+    rounding: Rounding = Rounding.NEAREST_EVEN
+
+
+@dataclass(frozen=True, eq=False)
+class Wire:
+    """How expert outputs travel: format (None: BF16) and the signs (n,) of a block Hadamard of size n (None: none)."""
+
+    fmt: BlockFormat | None
+    signs: Tensor | None = None
+
+
+def quantize_tokens(x: Tensor, cast: Cast, random: Random | None = None, groups: Any = None, axis: int = -1) -> Operand:
+    """Quantize rows: the dispatch payload, a weight, or a gradient.
+
+    Args:
+        x: (..., rows, features), bfloat16 or float32. axis: -1, features (outer "row": one scale per token), or -2.
+        groups: offsets along `axis` when it is the rows'. random: for a stochastic cast, else None.
+
+    Returns: BlockTensor, or bfloat16 if `cast.fmt` is None. Codes, scales and outers are equal on every device.
+    """
+    if cast.fmt is None:
+        return x.to(torch.bfloat16)
+    stochastic = cast.rounding is Rounding.STOCHASTIC
+    return quantize(
+        x, cast.fmt, axis, cast.outer, groups=groups, rounding=cast.rounding, random=random if stochastic else None
+    )
+
+
+def gate_up_glu(
+    x: Operand, w13: Operand, groups: Any, hidden: Cast, accumulator: str = "fp32"
+) -> tuple[Operand, Tensor]:
+    """Grouped product, SwiGLU, quantize.
+
+    gate_up = bf16(sum_d x[r, d] w13[e, :, d]), rounded once after the outer scales; h = bf16(silu(gate) * up), silu
+    correctly rounded to BF16; then h is cast along features.
+
+    Args: x (R, D), w13 (E, 2F, D), both with blocks along D. Returns: h (R, F) and gate_up (R, 2F) bfloat16.
+    """
+    gate_up = matmul(x, w13, accumulator, groups=groups).to(torch.bfloat16)  # [R, D] @ [E, D, 2F] -> [R, 2F]
+    return quantize_tokens(swiglu(*gate_up.chunk(2, dim=-1)), hidden), gate_up
+
+
+def down_to_wire(h: Operand, w2: Operand, groups: Any, wire: Wire, accumulator: str = "fp32") -> Operand:
+    """Grouped product, Hadamard, quantize for the combine.
+
+    The FP32 product (after the outer scales) enters the butterfly directly, then the wire format, nearest; without a
+    format it is rounded once to BF16.
+
+    Args: h (R, F), w2 (E, D, F), both with blocks along F. Returns: payload (R, D) with blocks along D.
+    """
+    y = matmul(h, w2, accumulator, groups=groups)  # [R, F] @ [E, F, D] -> [R, D]
+    if wire.signs is not None:
+        y = hadamard(y, len(wire.signs), wire.signs)
+    return y.to(torch.bfloat16) if wire.fmt is None else quantize(y, wire.fmt, outer=None)
+
+
+def aggregate(payload: Operand, slots: Tensor, weights: Tensor | None, wire: Wire) -> tuple[Tensor, Tensor]:
+    """Receive, weight and add the experts' rows of each token, then invert the Hadamard once.
+
+    out[t] = bf16(H^-1 sum_k weights[t, k] * decoded[slots[t, k]]): FP32, product rounded, terms added in the order of
+    k, which is the order of experts. With weights None rows are added as they are (gradients of dispatched tokens).
+
+    Args:
+        payload: (R, D). slots: int64 (T, K), the row of each token's k-th expert. weights: float32 (T, K) or None.
+
+    Returns:
+        out (T, D) bfloat16, and the decoded rows (R, D) float32, still rotated, which the router's gradient needs.
+    """
+    decoded = payload.dequantize() if isinstance(payload, BlockTensor) else payload.to(torch.float32)
+    total: Tensor | None = None
+    for k in range(slots.shape[1]):
+        term = decoded.index_select(0, slots[:, k])
+        if weights is not None:
+            term = term * weights[:, k : k + 1]
+        total = term if total is None else total + term
+    assert total is not None
+    if wire.signs is not None:
+        total = hadamard_inverse(total, len(wire.signs), wire.signs)
+    return total.to(torch.bfloat16), decoded
+
+
+def router_gradient(g: Tensor, decoded: Tensor, slots: Tensor, wire: Wire) -> Tensor:
+    """d_weights[t, k] = <H g[t], decoded[slots[t, k]]>, float32 (T, K); its sum has the library's order.
+
+    Args: g (T, D), the gradient of `aggregate`'s output; decoded (R, D) and slots (T, K) as there.
+    """
+    g = g.to(torch.float32)
+    if wire.signs is not None:
+        g = hadamard(g, len(wire.signs), wire.signs)
+    return torch.stack([(g * decoded.index_select(0, rows)).sum(-1) for rows in slots.unbind(1)], dim=1)
+
+
+def grad_to_wire(g: Tensor, tokens: Tensor, row_weights: Tensor, cast: Cast, random: Random | None = None) -> Operand:
+    """The gradient of each expert row as it travels: weight times the token's gradient, FP32, cast along features.
+
+    Args: g (T, D); tokens int64 (R,), the token of each row; row_weights float32 (R, 1). Returns: (R, D).
+    """
+    return quantize_tokens(g.to(torch.float32).index_select(0, tokens) * row_weights, cast, random)
+
+
+def requantize_transpose(q: Operand, recast: Recast, groups: Any = None, random: Random | None = None) -> Operand:
+    """A saved operand, decoded from its codes, with blocks along the other axis (-2), per expert group.
+
+    Args: q (R, D) with `groups`, or a weight (E, N, K) without. random: for a stochastic recast, else None.
+    Returns: operand of the shape of `q`, blocks along axis -2; bfloat16 if `recast.fmt` is None.
+    """
+    if recast.fmt is None or isinstance(q, Tensor):
+        values = q.dequantize() if isinstance(q, BlockTensor) else q
+        if recast.fmt is None:
+            return values.to(torch.bfloat16)
+        return quantize(values, recast.fmt, -2, None, groups=groups)
+    random = random if recast.rounding is Rounding.STOCHASTIC else None
+    return requantize(q, recast.fmt, -2, groups, recast.outer, recast.rounding, random)
+
+
+def grad_products(
+    g: Operand, g_tokens: Operand, w: Operand, x: Operand, groups: Any, accumulator: str = "fp32"
+) -> tuple[Tensor, Tensor]:
+    """dgrad and wgrad of one matrix y = x w^T.
+
+    Args:
+        g: (R, N), blocks along N. w: (E, N, K), blocks along N. g_tokens: (R, N) and x: (R, K), blocks along rows.
+
+    Returns:
+        dx (R, K) and dw (E, N, K), float32; an expert without rows has dw = 0.
+    """
+    dx = matmul(g, w.mT, accumulator, groups=groups)  # [R, N] @ [E, N, K] -> [R, K]
+    dw = matmul(g_tokens.mT, x.mT, accumulator, groups=groups)  # [N, R_e] @ [R_e, K] -> [E, N, K]
+    return dx, dw
+
+
+def glu_backward(dh: Tensor, gate_up: Tensor) -> Tensor:
+    """Gradient of SwiGLU: bfloat16 (R, 2F) from dh float32 (R, F) and gate_up bfloat16 (R, 2F); see `swiglu`."""
+    return torch.cat(swiglu_backward(dh, *gate_up.chunk(2, dim=-1)), dim=-1)

@@ -1,0 +1,111 @@
+"""How an axis splits into blocks, and which random word serves which element.
+
+Blocks start at the start of the axis or of each expert group, and the last block of a group may be short: it is
+padded with zeros while it is quantized, and the padding is never stored.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .philox import GROUP, Random
+
+
+@dataclass(frozen=True)
+class Partition:
+    """How an axis splits into blocks: each group starts a block, and its last block is padded.
+
+    Args:
+        length: of the axis. blocks: their number. block_of: block index of each position, int64 (length,).
+        slot: position of each value in the padded axis, int64 (length,), or None where nothing is padded.
+        group_of, index_in_group: group of each block and its index there, int64 (blocks,).
+    """
+
+    length: int
+    blocks: int
+    block_of: Tensor
+    slot: Tensor | None
+    group_of: Tensor
+    index_in_group: Tensor
+
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def of(length: int, block: int, groups: tuple[int, ...] | None) -> Partition:
+        """The partition of `length` positions into blocks of `block`, by group offsets if given."""
+        offsets = torch.tensor((0, length) if groups is None else groups, dtype=torch.int64)
+        sizes = offsets.diff()
+        counts = (sizes + (block - 1)) // block
+        first = counts.cumsum(0) - counts
+        group_of = torch.repeat_interleave(torch.arange(len(counts)), counts)
+        total = int(counts.sum())
+        index_in_group = torch.arange(total) - first[group_of]
+        group = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+        inside = torch.arange(length) - offsets[:-1][group]
+        slot = first[group] * block + inside
+        padded = total * block != length
+        return Partition(length, total, slot // block, slot if padded else None, group_of, index_in_group)
+
+    def split(self, x: Tensor, block: int) -> Tensor:
+        """(..., length) -> (..., blocks, block), padding with zeros."""
+        if self.slot is not None:
+            padded = x.new_zeros(*x.shape[:-1], self.blocks * block)
+            x = padded.index_copy_(-1, self.slot.to(x.device), x)
+        return x.reshape(*x.shape[:-1], self.blocks, block)
+
+    def join(self, x: Tensor) -> Tensor:
+        """Inverse of `split`: (..., blocks, block) -> (..., length)."""
+        x = x.flatten(-2)
+        return x if self.slot is None else x.index_select(-1, self.slot.to(x.device))
+
+
+def check_groups(groups: Any, length: int) -> tuple[int, ...] | None:
+    """Group offsets as a tuple of ints, checked against the axis.
+
+    Raises:
+        ValueError: offsets that do not start at 0, end at `length` and never fall.
+    """
+    if groups is None:
+        return None
+    offsets = tuple(int(g) for g in (groups.tolist() if isinstance(groups, Tensor) else groups))
+    fits = len(offsets) >= 2 and offsets[0] == 0 and offsets[-1] == length
+    if not fits or any(later < earlier for earlier, later in pairwise(offsets)):
+        raise ValueError(
+            f"groups={list(offsets)}: offsets must start at 0, never fall, and end at the axis length {length}"
+        )
+    return offsets
+
+
+def random_fields(
+    random: Random,
+    shape: torch.Size,
+    axis: int,
+    grouped: bool,
+    partition: Partition,
+    block: int,
+    element_bits: int,
+    device: torch.device,
+) -> Tensor:
+    """Random fields (..., blocks, B) for a tensor whose `axis` was moved last; see `philox`.
+
+    Expert: the group along `axis` if there are groups, else the index of axis 0 of a tensor with three or more axes,
+    else 0. Line: the index of the remaining axes, flattened. Group of 16: counted from the start of the expert's group.
+    """
+    per_block = block // GROUP
+    lines = [n for d, n in enumerate(shape) if d != axis]
+    experts = lines.pop(0) if len(shape) >= 3 and axis != 0 and not grouped else None
+    group = (partition.index_in_group[:, None] * per_block + torch.arange(per_block)).flatten().to(device)
+    line = torch.arange(math.prod(lines), device=device).view(*lines, 1)
+    if experts is None:
+        expert = partition.group_of.repeat_interleave(per_block).to(device)
+        lead = lines
+    else:
+        expert = torch.arange(experts, device=device).view(-1, *[1] * len(lines), 1)
+        lead = [experts, *lines]
+    return random.fields(expert, line, group, element_bits).reshape(*lead, partition.blocks, block)

@@ -1,0 +1,114 @@
+"""Philox-4x32-10: random words as a pure function of a key and a counter.
+
+Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), section 3.3. One round
+multiplies two of the four counter words by constants and mixes the high halves with the other two words and the
+key; the key advances by Weyl constants; ten rounds. No state: any slice of a stream can be drawn alone, in any
+order, on any device, with the same bits.
+
+`Random` names the words that stochastic rounding consumes. The counter of an element is
+
+    (c0, c1 + expert, line, group of 16 along the quantized axis)
+
+and word w of the four serves the group's elements 4w .. 4w+3, which are the operands f, e, b, a of one
+`cvt.rs...x4` instruction. An instruction gives each pair of its operands one 16-bit field of the word: the second
+operand of the pair (f, b) takes it straight, the first (e, a) bit-reversed. For 8-bit elements the fields are the
+word's halves; for E2M1 they are {byte 2, byte 0} for (e, f) and {byte 3, byte 1} for (a, b).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .codes import as_tensor
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_MASK = 0xFFFFFFFF
+GROUP = 16  # elements that one counter serves
+
+
+def philox(key: Any, counter: Any, rounds: int = 10) -> Any:
+    """Four 32-bit words per counter.
+
+    Args:
+        key: integers in [0, 2^32), shape (..., 2). counter: likewise, shape (..., 4); leading shapes broadcast.
+            Torch tensors, numpy arrays or nested sequences of ints.
+        rounds: 10 in Philox-4x32-10.
+
+    Returns:
+        int64 words in [0, 2^32), shape (..., 4): torch on the counter's device; numpy if `counter` is.
+
+    Raises:
+        ValueError: a last dimension that is not 2 (key) or 4 (counter).
+    """
+    key_words, _ = _words(key, "key", 2)
+    counter_words, is_numpy = _words(counter, "counter", 4)
+    key_words = key_words.to(counter_words.device)
+    words = philox_words(tuple(key_words.unbind(-1)), tuple(counter_words.unbind(-1)), rounds)
+    out = torch.stack(torch.broadcast_tensors(*words), dim=-1)
+    return out.numpy() if is_numpy else out
+
+
+def _words(value: Any, name: str, count: int) -> tuple[Tensor, bool]:
+    if isinstance(value, (list, tuple)):
+        value = torch.tensor(value, dtype=torch.int64)
+    tensor, is_numpy = as_tensor(value, name)
+    if tensor.ndim == 0 or tensor.shape[-1] != count:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}: its last dimension must hold {count} words")
+    return tensor.to(torch.int64) & _MASK, is_numpy
+
+
+def philox_words(key: tuple[Any, Any], counter: tuple[Any, Any, Any, Any], rounds: int = 10) -> tuple[Tensor, ...]:
+    """The ten rounds on separate words: ints or int64 tensors that broadcast; returns four int64 tensors."""
+    k0, k1 = key
+    c0, c1, c2, c3 = counter
+    for _ in range(rounds):
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]  # 64-bit products; wrap-around keeps every bit
+        c0, c1, c2, c3 = ((p1 >> 32) & _MASK) ^ c1 ^ k0, p1 & _MASK, ((p0 >> 32) & _MASK) ^ c3 ^ k1, p0 & _MASK
+        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def reverse16(field: Tensor) -> Tensor:
+    """The low 16 bits of each integer in reverse order."""
+    for shift, mask in ((1, 0x5555), (2, 0x3333), (4, 0x0F0F), (8, 0x00FF)):
+        field = ((field >> shift) & mask) | ((field & mask) << shift)
+    return field
+
+
+@dataclass(frozen=True)
+class Random:
+    """The random words of one tensor.
+
+    Args:
+        key: (seed, step). counter: (layer * 64 + role, grain * experts); see the module docstring. 32-bit words.
+    """
+
+    key: tuple[int, int]
+    counter: tuple[int, int] = (0, 0)
+
+    def fields(self, expert: Tensor | int, line: Tensor, group: Tensor, element_bits: int) -> Tensor:
+        """One 16-bit field per element of every group.
+
+        Args:
+            expert, line, group: int64 tensors that broadcast to (...,): one counter per group of 16 elements.
+            element_bits: width of an element's code: up to 4 takes the E2M1 split of a word, else the 8-bit one.
+
+        Returns:
+            int32 in [0, 65536), shape (..., 16), on the device of `group`.
+        """
+        zero = torch.zeros_like(group)
+        c0, c1 = zero + (self.counter[0] & _MASK), zero + ((expert + self.counter[1]) & _MASK)
+        key = (self.key[0] & _MASK, self.key[1] & _MASK)
+        words = torch.stack(torch.broadcast_tensors(*philox_words(key, (c0, c1, line, group))), dim=-1)
+        if element_bits <= 4:
+            low = ((words >> 8) & 0xFF00) | (words & 0xFF)
+            high = ((words >> 16) & 0xFF00) | ((words >> 8) & 0xFF)
+        else:
+            low, high = words & 0xFFFF, words >> 16
+        pair = torch.stack((low, high), dim=-1).to(torch.int32)  # (..., 4, 2)
+        return torch.stack((pair, reverse16(pair)), dim=-1).flatten(-3)  # f, e, b, a per word

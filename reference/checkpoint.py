@@ -1,0 +1,173 @@
+"""Atomic files, and checkpoints: what a step depends on, in one safetensors file that survives a kill.
+
+A write goes to a temporary file in the target's folder, is flushed to the disk and renamed over the target; then the
+folder is flushed. So a target is absent, old or new, never half-written, and once `save` has returned, neither SIGKILL
+nor a power cut loses the file. A killed write leaves a temporary file, which every reader here ignores.
+
+A checkpoint is `checkpoint-<step>.safetensors`: named tensors, bits kept exactly, and a JSON object in the header.
+Nothing is pickled. POSIX only: a folder is flushed through a descriptor.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialize
+from torch import Tensor, nn
+
+_HEADER = "fourbit"  # the header entry that tells our files from other safetensors
+_NAME = re.compile(r"checkpoint-(\d{8,})\.safetensors")
+_TEMPORARY = (".", ".tmp")  # prefix and suffix of unfinished files
+
+
+def write_atomic(path: Path, contents: bytes) -> None:
+    """Replace `path` by `contents`, atomically and durably.
+
+    Args:
+        path: the target; its folder must exist.
+        contents: the whole file.
+
+    Raises:
+        OSError: the disk refuses; `path` is then unchanged and no temporary file is left.
+    """
+    temporary = path.with_name(f"{_TEMPORARY[0]}{path.name}.{os.getpid()}{_TEMPORARY[1]}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(contents)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, atomically and durably.
+
+    Raises:
+        OSError: the disk refuses.
+        ValueError: a float that JSON cannot hold (NaN, infinity).
+    """
+    write_atomic(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+def save(path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+    """Write one checkpoint, atomically and durably.
+
+    Args:
+        path: the target file.
+        tensors: any dtypes and devices; stored contiguous, bits kept.
+        meta: a JSON object.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomic(path, serialize(stored, metadata={_HEADER: json.dumps(meta, allow_nan=False)}))
+
+
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read one checkpoint.
+
+    Returns:
+        The tensors, on the CPU, and the metadata that `save` got.
+
+    Raises:
+        ValueError: the file is missing, truncated, or no checkpoint of fourbit.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # not a map of the file
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"checkpoint {str(path)!r} cannot be read ({error}): it is missing or damaged; delete it to "
+                         "use the one before") from None
+    if _HEADER not in header:
+        raise ValueError(f"checkpoint {str(path)!r} was not written by fourbit; name a checkpoint-*.safetensors of a "
+                         "run folder")
+    return tensors, json.loads(header[_HEADER])
+
+
+def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Collect all that a step depends on: weights as "model/<name>", optimizer state as "adam/<name>/<entry>".
+
+    Args:
+        model: any module.
+        optimizer: made from named parameters of `model`.
+
+    Returns:
+        The tensors themselves, not copies.
+    """
+    names = _parameter_names(optimizer)
+    weights = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
+    states = optimizer.state_dict()["state"]
+    return weights | {f"adam/{names[i]}/{key}": value for i, state in states.items() for key, value in state.items()}
+
+
+def restore_training_state(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Put what `training_state` collected back into a model and an optimizer of the same making.
+
+    Raises:
+        ValueError: the tensors are of another model.
+    """
+    own = model.state_dict()
+    weights = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
+    odd = sorted(set(own) ^ set(weights)) or [name for name in own if own[name].shape != weights[name].shape]
+    if odd:
+        raise ValueError(f"checkpoint and model differ in {', '.join(odd)}: another version wrote it; start in another "
+                         "run folder")
+    states: dict[str, dict[str, Tensor]] = {name: {} for name in _parameter_names(optimizer)}
+    for key, tensor in tensors.items():
+        if key.startswith("adam/"):
+            name, entry = key.removeprefix("adam/").rsplit("/", 1)
+            states[name][entry] = tensor
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": dict(enumerate(states.values()))})
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Return where the checkpoint of `step` lies in a run folder."""
+    return folder / f"checkpoint-{step:08d}.safetensors"
+
+
+def latest(folder: Path) -> Path | None:
+    """Return the checkpoint of the highest step, or None; unfinished files do not count."""
+    found = _checkpoints(folder)
+    return found[-1] if found else None
+
+
+def prune(folder: Path, keep: int = 2) -> None:
+    """Delete all but the last `keep` checkpoints.
+
+    Raises:
+        ValueError: keep < 1.
+    """
+    if keep < 1:
+        raise ValueError(f"keep {keep} would delete every checkpoint; use 1 or more")
+    for path in _checkpoints(folder)[:-keep]:
+        path.unlink()
+
+
+def is_leftover(path: Path) -> bool:
+    """Tell whether `path` is an unfinished file of `write_atomic`."""
+    return path.name.startswith(_TEMPORARY[0]) and path.name.endswith(_TEMPORARY[1])
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    steps = {int(match[1]): path for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
+    return [steps[step] for step in sorted(steps)]
+
+
+def _parameter_names(optimizer: torch.optim.Optimizer) -> list[str]:
+    """List the names of the parameters in the order in which the optimizer numbers them."""
+    return [name for group in optimizer.param_groups for name in group["param_names"]]

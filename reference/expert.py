@@ -1,0 +1,173 @@
+"""The expert MLP under a recipe: one autograd.Function from dispatch to combine, three products per matrix.
+
+    x_q = cast(x)  ->  rows to experts  ->  gate, up = x_q w13_q^T  ->  h_q = cast(swiglu)  ->  y = h_q w2_q^T
+    ->  wire(H y)  ->  out = H^-1 sum_k weight_k y_k
+
+Saved for the backward: the codes, scales and outers of x_q, h_q, w13_q, w2_q and of the payload, and gate, up in
+BF16. Each quantizer is passed through straight: the gradient is that of the unquantized function, evaluated at the
+quantized values. Shapes as in `numerics.ops`: T tokens, K experts per token, R = T K rows, E experts, D, F widths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from numerics import BlockTensor, Random
+
+from .recipe import ExpertRecipe
+
+
+class Role(IntEnum):
+    """Which tensor of a layer draws random words; part of the counter."""
+
+    W13 = 0
+    W2 = 1
+    X = 2
+    H = 3
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Names the random words of one grain of one optimizer step."""
+
+    seed: int
+    step: int
+    grain: int
+
+    def random(self, layer: int, role: Role, experts: int) -> Random:
+        """Words of one tensor: key (seed, step), counter (layer * 64 + role, grain * experts). Weights draw once a
+        step, for grain 0."""
+        grain = 0 if role in (Role.W13, Role.W2) else self.grain
+        return Random((self.seed, self.step), (layer * 64 + role, grain * experts))
+
+
+@dataclass(frozen=True, eq=False)
+class Routing:
+    """Where rows go.
+
+    Args:
+        slots: int64 (T, K), the row of each token's k-th expert, experts ascending. tokens: int64 (R,), the token of
+            each row. groups: the experts' E + 1 row offsets.
+    """
+
+    slots: Tensor
+    tokens: Tensor
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What an expert layer computes with: the operations, its recipe, its wire, its place and its random words."""
+
+    ops: ModuleType
+    recipe: ExpertRecipe
+    signs: Tensor | None
+    layer: int
+    draw: Draw
+    accumulator: str = "fp32"
+
+
+def route(experts_TK: Tensor, experts: int) -> Routing:
+    """Rows sorted by expert, then token. `experts_TK`: int64, ascending along K, no expert twice in a row."""
+    tokens, k = experts_TK.shape
+    order = torch.sort(experts_TK.flatten(), stable=True).indices
+    slots = torch.empty_like(order)
+    slots[order] = torch.arange(order.numel(), device=order.device)
+    counts = torch.bincount(experts_TK.flatten(), minlength=experts).tolist()
+    groups = [0]
+    for count in counts:
+        groups.append(groups[-1] + count)
+    return Routing(slots.view(tokens, k), order // k, tuple(groups))
+
+
+class ExpertMLP(torch.autograd.Function):
+    """(x (T, D), weights (T, K), w13 (E, 2F, D), w2 (E, D, F)) -> out (T, D) BF16; `routing` and `setting` are data."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, routing: Routing, setting: Setting
+    ) -> Tensor:
+        ops, recipe = setting.ops, setting.recipe
+        wire = ops.Wire(recipe.combine_fmt, setting.signs)
+        w13_q, w2_q = ops.quantize_tokens(w13, recipe.weight), ops.quantize_tokens(w2, recipe.weight)
+        x_q = _rows(ops.quantize_tokens(x, recipe.input), routing.tokens)  # dispatch: a token's payload to each expert
+        h_q, gate_up = ops.gate_up_glu(x_q, w13_q, routing.groups, recipe.hidden, setting.accumulator)
+        payload = ops.down_to_wire(h_q, w2_q, routing.groups, wire, setting.accumulator)
+        out, _ = ops.aggregate(payload, routing.slots, weights, wire)
+        ctx.routing, ctx.setting = routing, setting
+        ctx.operands = _save(ctx, [x_q, h_q, w13_q, w2_q, payload], [gate_up, weights])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (g,) = grads
+        setting, routing = ctx.setting, ctx.routing
+        ops, recipe, groups = setting.ops, setting.recipe, routing.groups
+        (x_q, h_q, w13_q, w2_q, payload), (gate_up, weights) = _restore(ctx)
+        wire, plain = ops.Wire(recipe.combine_fmt, setting.signs), ops.Wire(None)
+
+        def again(q: Any, role: Role) -> Any:
+            recast = recipe.saved_weight if role in (Role.W13, Role.W2) else recipe.saved_input
+            words = setting.draw.random(setting.layer, role, len(groups) - 1)
+            return ops.requantize_transpose(q, recast, None if role in (Role.W13, Role.W2) else groups, words)
+
+        def along_tokens(grad: Any) -> Any:
+            # nearest, from what was received: the wire's codes, or BF16
+            return ops.requantize_transpose(grad, ops.Recast(recipe.grad.fmt), groups)
+
+        _, decoded = ops.aggregate(payload, routing.slots, weights, wire)
+        d_weights = ops.router_gradient(g, decoded, routing.slots, wire)
+        row_weights = torch.empty_like(weights).view(-1, 1)
+        row_weights[routing.slots.flatten()] = weights.reshape(-1, 1)
+        dy = ops.grad_to_wire(g, routing.tokens, row_weights, recipe.grad)  # [R, D]
+        dh, d_w2 = ops.grad_products(
+            dy, along_tokens(dy), again(w2_q, Role.W2), again(h_q, Role.H), groups, setting.accumulator
+        )
+        d_gate_up = ops.glu_backward(dh, gate_up)  # [R, 2F]
+        dz = ops.quantize_tokens(d_gate_up, recipe.grad)
+        dz_tokens = ops.quantize_tokens(d_gate_up, recipe.grad, groups=groups, axis=-2)
+        dx_R, d_w13 = ops.grad_products(
+            dz, dz_tokens, again(w13_q, Role.W13), again(x_q, Role.X), groups, setting.accumulator
+        )
+        dx, _ = ops.aggregate(ops.quantize_tokens(dx_R, recipe.grad), routing.slots, None, plain)
+        return dx.to(g.dtype), d_weights, d_w13, d_w2, None, None
+
+
+def _rows(q: Any, index: Tensor) -> Any:
+    return q.rows(index) if isinstance(q, BlockTensor) else q.index_select(0, index)
+
+
+def _save(ctx: Any, operands: list[Any], tensors: list[Tensor]) -> list[BlockTensor | int]:
+    """Put every tensor in autograd's hands and keep the operands' descriptions, without their tensors."""
+    flat: list[Tensor] = []
+    described: list[Any] = []
+    for q in operands:
+        if isinstance(q, BlockTensor):
+            parts = [q.codes, q.scales] if q.outer is None else [q.codes, q.scales, q.outer]
+            empty = q.codes.new_empty(0)
+            described.append((len(parts), replace(q, codes=empty, scales=empty, outer=None)))
+        else:
+            parts = [q]
+            described.append((1, None))
+        flat += parts
+    ctx.save_for_backward(*flat, *tensors)
+    return described
+
+
+def _restore(ctx: Any) -> tuple[list[Any], list[Tensor]]:
+    saved = list(ctx.saved_tensors)
+    operands = []
+    for count, description in ctx.operands:
+        parts, saved = saved[:count], saved[count:]
+        if description is None:
+            operands.append(parts[0])
+        else:
+            outer = parts[2] if count == 3 else None
+            operands.append(replace(description, codes=parts[0], scales=parts[1], outer=outer))
+    return operands, saved

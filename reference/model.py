@@ -1,0 +1,149 @@
+"""A decoder-only MoE language model whose expert layers follow a recipe.
+
+    x = embed(tokens);  per layer  x += attention(norm(x)),  x += moe(norm(x));  logits = head(norm(x))
+
+The residual stream is FP32; every branch reads and writes BF16. Experts follow the recipe; attention, router,
+shared experts, embeddings and head are BF16 (recipe.py says which layers are which). Shapes: B sequences, S
+positions, D width, V vocabulary, L layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from numerics import hadamard_signs
+
+from .dense import Attention, Linear, RMSNorm
+from .expert import Draw, Setting
+from .moe import MoE
+from .recipe import Recipe
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of the model.
+
+    Args:
+        vocab: tokens; 256 for bytes. dim: width D. depth: layers, a multiple of 6, so that the last sixth is whole.
+        heads: of attention, dividing dim into even parts. experts, top_k: routed experts and how many serve a token.
+        expert_dim, shared_dim: widths of a routed expert and of the shared one. sequence: positions per sequence.
+        balance: weight of the load-balancing loss.
+    """
+
+    vocab: int = 256
+    dim: int = 96
+    depth: int = 6
+    heads: int = 4
+    experts: int = 8
+    top_k: int = 2
+    expert_dim: int = 64
+    shared_dim: int = 64
+    sequence: int = 128
+    balance: float = 0.01
+
+    def check(self, recipe: Recipe) -> None:
+        """Raises ValueError for sizes that do not fit each other or the recipe's blocks."""
+        for name in ("vocab", "dim", "depth", "heads", "experts", "top_k", "expert_dim", "shared_dim", "sequence"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: use 1 or more")
+        if self.balance < 0:
+            raise ValueError(f"balance={self.balance}: use 0 or more")
+        if self.depth % 6:
+            raise ValueError(f"depth={self.depth}: the last sixth must be whole; use {self.depth // 6 * 6 + 6}")
+        if self.dim % (2 * self.heads):
+            fits = max(2 * self.heads, self.dim // (2 * self.heads) * 2 * self.heads)
+            raise ValueError(f"dim={self.dim}: {self.heads} heads need even parts of it; use {fits}")
+        if self.top_k > self.experts:
+            raise ValueError(f"top_k={self.top_k}: there are {self.experts} experts; use at most {self.experts}")
+        for name in ("dim", "expert_dim"):
+            self._check_block(name, recipe)
+
+    def _check_block(self, name: str, recipe: Recipe) -> None:
+        value = getattr(self, name)
+        block = max(recipe.layer(layer, self.depth).row_block for layer in range(self.depth))
+        if value % block:
+            lower, upper = value // block * block, value // block * block + block
+            fits = f"{lower} or {upper}" if lower else f"{upper}"
+            raise ValueError(f"{name}={value}: blocks of {block} of recipe {recipe.name} do not divide it; use {fits}")
+
+
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """ce: mean nats per token; balance: load-balancing loss, weighted. FP32 scalars with gradients."""
+
+    ce: Tensor
+    balance: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        return self.ce + self.balance
+
+
+class _Layer(nn.Module):
+    def __init__(self, c: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm, self.attention = RMSNorm(c.dim), Attention(c.dim, c.heads)
+        self.moe_norm, self.moe = RMSNorm(c.dim), MoE(c.dim, c.experts, c.top_k, c.expert_dim, c.shared_dim)
+
+    def forward(self, x_BSD: Tensor, setting: Setting) -> tuple[Tensor, Tensor]:
+        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD))
+        y_BSD, balance = self.moe(self.moe_norm(x_BSD), setting)
+        return x_BSD + y_BSD, balance
+
+
+class Transformer(nn.Module):
+    """The model. Initial weights depend on `seed` and the sizes only, never on the recipe.
+
+    Args: config, recipe; ops: the module that provides the seam (`numerics.ops`); seed; accumulator of the experts'
+        products ("fp32" or "exact").
+    """
+
+    def __init__(
+        self, config: ModelConfig, recipe: Recipe, ops: ModuleType, seed: int, accumulator: str = "fp32"
+    ) -> None:
+        super().__init__()
+        config.check(recipe)
+        self.config, self.recipe, self.ops, self.accumulator = config, recipe, ops, accumulator
+        self.embed = nn.Parameter(torch.empty(config.vocab, config.dim))
+        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.depth))
+        self.norm, self.head = RMSNorm(config.dim), Linear(config.dim, config.vocab)
+        self._initialize(seed)
+        sizes = {recipe.layer(i, config.depth).combine_hadamard for i in range(config.depth)} - {None}
+        # one set of signs for the whole run: every expert must share it, and the inverse must know it
+        self.signs = {size: hadamard_signs(size, (seed, 0)) for size in sizes if size is not None}
+
+    @torch.no_grad()
+    def _initialize(self, seed: int) -> None:
+        """Normal, standard deviation fan_in^-1/2; outputs into the residual stream smaller by (2 L)^-1/2."""
+        generator = torch.Generator().manual_seed(seed)
+        residual = (2 * self.config.depth) ** -0.5
+        for name, p in self.named_parameters():
+            if p.ndim >= 2:
+                scale = residual if name.endswith(("attention.out.weight", "w2", "shared_out.weight")) else 1.0
+                std = 0.5 if name == "embed" else scale * p.shape[-1] ** -0.5
+                p.copy_(torch.randn(p.shape, generator=generator) * std)
+
+    def forward(self, tokens_BS: Tensor, targets_BS: Tensor, draw: Draw) -> Losses:
+        """Losses of a batch.
+
+        Args: tokens_BS, targets_BS: int64 (B, S). draw: names the random words of the backward.
+        """
+        logits_BSV, balance = self.logits(tokens_BS, draw)
+        ce = F.cross_entropy(logits_BSV.flatten(0, 1).to(torch.float32), targets_BS.flatten())
+        return Losses(ce, balance)
+
+    def logits(self, tokens_BS: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
+        """(logits (B, S, V) BF16, weighted balance loss)."""
+        x_BSD = F.embedding(tokens_BS, self.embed.to(torch.bfloat16).to(torch.float32))
+        balance = x_BSD.new_zeros(())
+        for index, layer in enumerate(self.layers):
+            recipe = self.recipe.layer(index, self.config.depth)
+            signs = None if recipe.combine_hadamard is None else self.signs[recipe.combine_hadamard].to(x_BSD.device)
+            x_BSD, extra = layer(x_BSD, Setting(self.ops, recipe, signs, index, draw, self.accumulator))
+            balance = balance + extra
+        return self.head(self.norm(x_BSD)), balance * (self.config.balance / self.config.depth)

@@ -1,0 +1,366 @@
+"""The training loop: AdamW over grains, evaluated, logged, and resumable bit for bit.
+
+One step draws `batch` sequences and cuts them into grains. Each grain goes through the model alone, with the random
+bits that Draw(seed, step, grain) names, and gradients are summed in grain order:
+
+    loss = sum_g (grain / batch) * (ce_g + balance_g)
+    lr   = peak * step / warmup, then peak * (r + (1 - r) * (1 + cos(pi * progress)) / 2), r = min_lr_ratio
+    g    = gradient * min(1, clip / ||gradient||), one norm over all weights
+    AdamW (Loshchilov and Hutter, arXiv 1711.05101), decay only on weights of two or more dimensions, all in FP32
+
+Steps count from 1. Everything random is a function of (seed, step), so a checkpoint holds the weights, the state of the
+optimizer and the step, and nothing else. Exact: equal configuration, corpus, versions and device give equal bits,
+killed and resumed or not; threads are pinned and torch's deterministic algorithms are on while the loop runs.
+
+A run folder holds config.json (what decides the bits), meta.json (versions, corpus, device, commit), log.jsonl (one
+line per step) and the last two checkpoints. Rerunning the same configuration in its folder continues it.
+
+Shapes: B sequences, S tokens per sequence.
+"""
+
+import contextlib
+import dataclasses
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+import tyro
+from torch import nn
+from tqdm import tqdm
+
+from . import checkpoint
+from .data import Corpus, batch, heldout_batch, load_corpus, require_sequences
+from .expert import Draw
+from .model import ModelConfig, Transformer
+from .monitor import Log, TrainingStopped, open_run, read_log, record_environment, require_finite
+from .recipe import preset
+
+__all__ = ["Result", "TrainConfig", "TrainingStopped", "check", "learning_rate", "main", "train"]
+
+_NOT_IDENTITY = ("out", "progress")  # fields that do not change a bit of the run
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train a small mixture-of-experts language model on bytes; the same command in the same folder resumes."""
+
+    out: Path
+    """Run folder; made if missing, resumed if it holds this run."""
+    preset: str = "fourbit"
+    """Recipe of number formats: bf16, mxfp8, fourbit or fourbit_rn."""
+    data: str | None = None
+    """Text file, folder or glob to train on; Python's own standard library if left out."""
+    steps: int = 300
+    """Optimizer steps of the whole run."""
+    batch: int = 4
+    """Sequences a step."""
+    grain: int = 4
+    """Sequences that pass through the model together; their token blocks and random bits depend on it."""
+    lr: float = 3e-3
+    """Peak learning rate."""
+    warmup: int = 20
+    """Steps of linear warm-up."""
+    min_lr_ratio: float = 0.1
+    """Final learning rate as a share of the peak."""
+    weight_decay: float = 0.1
+    """AdamW's decay, on weights of two or more dimensions."""
+    beta1: float = 0.9
+    """AdamW's decay of the first moment."""
+    beta2: float = 0.95
+    """AdamW's decay of the second moment."""
+    clip: float = 1.0
+    """Largest global norm of the gradient."""
+    eval_every: int = 50
+    """Steps between held-out evaluations; the last step is always evaluated."""
+    eval_sequences: int = 64
+    """Held-out sequences per evaluation, the same ones each time."""
+    checkpoint_every: int = 100
+    """Steps between checkpoints; the last step always has one."""
+    seed: int = 0
+    """Decides initial weights, batches and stochastic rounding."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to train; never chosen for you."""
+    threads: int = 2
+    """CPU threads; FP32 sums depend on them."""
+    progress: Literal["auto", "show", "hide"] = "auto"
+    """Progress bar; auto shows it on a terminal."""
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    """Dimensions of the model."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run measured.
+
+    Attributes:
+        steps: optimizer steps.
+        train_losses: cross entropy of each step's batch, nats per token.
+        heldout_losses: (step, held-out cross entropy in nats per token) of each evaluation.
+        heldout_ce: held-out cross entropy after the last step, nats per token.
+        bits_per_byte: the same in bits; a token is a byte.
+        median_step_seconds: of a step without evaluation and checkpoint.
+        folder: the run folder.
+        resumed_from: the step that this call continued from: 0 for a new run, `steps` if it was finished already.
+    """
+
+    steps: int
+    train_losses: tuple[float, ...]
+    heldout_losses: tuple[tuple[int, float], ...]
+    heldout_ce: float
+    bits_per_byte: float
+    median_step_seconds: float
+    folder: Path
+    resumed_from: int
+
+
+def main(argv: list[str], ops: ModuleType) -> int:
+    """Run `fourbit train` with `argv`; return the exit code 0, or raise as `train` does."""
+    config = tyro.cli(TrainConfig, args=argv, prog="fourbit train")
+    result = train(config, ops)
+    done = f"was finished already: {result.steps}" if result.resumed_from == result.steps else f"done: {result.steps}"
+    print(f"{config.preset} in {result.folder} {done} steps, held-out {result.heldout_ce:.4f} nats "
+          f"({result.bits_per_byte:.4f} bits) per byte, {result.median_step_seconds:.3f} s a step")
+    return 0
+
+
+def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str, Any]], None] | None = None) -> Result:
+    """Train, or resume, the run that `config` describes.
+
+    Args:
+        config: the run.
+        ops: the operations of the expert path, `numerics.ops` or a module with its functions.
+        on_progress: called after each step with that step's log record.
+
+    Returns:
+        The result of the finished run.
+
+    Raises:
+        ValueError: a bad argument, corpus or run folder; nothing was written.
+        TrainingStopped: a NaN or an infinity; the checkpoints before it are kept.
+        OSError: the disk refuses.
+    """
+    check(config)
+    recipe = preset(config.preset)
+    corpus = load_corpus(config.data)
+    require_sequences(corpus.train, "training part", 1, config.model.sequence, corpus.description)
+    require_sequences(corpus.heldout, "held-out part", config.eval_sequences, config.model.sequence, corpus.description)
+    with _pinned(config.threads):
+        model = Transformer(config.model, recipe, ops, config.seed).to(config.device)
+        identity = _identity(config, ops)
+        with open_run(config.out, identity) as log:
+            run = _Run(config, identity, corpus, model, _optimizer(model, config), log)
+            start = run.resume()
+            hidden = {"auto": None, "show": False, "hide": True}[config.progress]
+            with tqdm(total=config.steps, initial=start, desc=config.preset, unit="step", disable=hidden) as bar:
+                for step in range(start + 1, config.steps + 1):
+                    record = run.advance(step)
+                    bar.set_postfix(loss=f"{record['loss']:.3f}", refresh=False)
+                    bar.update()
+                    if on_progress is not None:
+                        on_progress(record)
+    return _result(config.out, start)
+
+
+def check(config: TrainConfig) -> None:
+    """Check every field of `config` that needs no file.
+
+    Raises:
+        ValueError: names the field, its value and what would do.
+    """
+    c, finite = config, math.inf
+    rules = [
+        ("steps", c.steps >= 1, "use 1 or more"),
+        ("grain", c.grain >= 1, "use 1 or more"),
+        ("batch", c.batch >= 1 and c.batch % max(1, c.grain) == 0, f"use a multiple of grain {c.grain}"),
+        ("lr", 0 < c.lr < finite, "use a positive number"),
+        ("warmup", 0 <= c.warmup <= c.steps, f"use 0 to {c.steps}, the number of steps"),
+        ("min_lr_ratio", 0 <= c.min_lr_ratio <= 1, "use 0 to 1"),
+        ("weight_decay", 0 <= c.weight_decay < finite, "use 0 or more"),
+        ("beta1", 0 <= c.beta1 < 1, "use 0 or more, below 1"),
+        ("beta2", 0 <= c.beta2 < 1, "use 0 or more, below 1"),
+        ("clip", 0 < c.clip < finite, "use a positive number"),
+        ("eval_every", c.eval_every >= 1, "use 1 or more"),
+        ("eval_sequences", c.eval_sequences >= 1 and c.eval_sequences % max(1, c.grain) == 0,
+         f"use a multiple of grain {c.grain}"),
+        ("checkpoint_every", c.checkpoint_every >= 1, "use 1 or more"),
+        ("seed", 0 <= c.seed < 2**32, "use 0 to 4294967295"),
+        ("threads", c.threads >= 1, "use 1 or more"),
+        ("device", c.device in ("cpu", "cuda"), "use 'cpu' or 'cuda'"),
+        ("device", c.device != "cuda" or torch.cuda.is_available(), "this torch sees no CUDA device; use 'cpu'"),
+        ("progress", c.progress in ("auto", "show", "hide"), "use 'auto', 'show' or 'hide'"),
+    ]
+    for name, good, remedy in rules:
+        if not good:
+            raise ValueError(f"{name} {getattr(config, name)!r} cannot be used; {remedy}")
+    for name, value in dataclasses.asdict(c.model).items():
+        if not math.isfinite(value):
+            raise ValueError(f"model.{name} {value} cannot be used; use a finite number")
+    if c.model.sequence < 1:
+        raise ValueError(f"model.sequence {c.model.sequence} cannot be used; use 1 or more")
+    if c.model.vocab < 256:
+        raise ValueError(f"model.vocab {c.model.vocab} cannot hold every byte; use 256 or more")
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """Return the learning rate of `step`, 1 <= step <= config.steps: linear warm-up, then half a cosine."""
+    if step <= config.warmup:
+        return config.lr * step / config.warmup
+    progress = (step - config.warmup) / (config.steps - config.warmup)
+    low = config.min_lr_ratio
+    return config.lr * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run in progress."""
+
+    config: TrainConfig
+    identity: dict[str, Any]
+    corpus: Corpus
+    model: nn.Module
+    optimizer: torch.optim.AdamW
+    log: Log
+
+    def resume(self) -> int:
+        """Load the newest checkpoint, cut the log back to it, and return its step; 0 without one."""
+        config, corpus, start = self.config, self.corpus, 0
+        if path := checkpoint.latest(config.out):
+            tensors, meta = checkpoint.load(path)
+            if meta["corpus"] != corpus.digest:
+                raise ValueError(f"data {config.data!r} has changed since {path} was written (sha256 was "
+                                 f"{meta['corpus'][:12]}, is {corpus.digest[:12]}); restore it, or use another out")
+            checkpoint.restore_training_state(tensors, self.model, self.optimizer)
+            start = meta["step"]
+        self.log.cut(start)
+        if start < config.steps:
+            about = {"digest": corpus.digest, "description": corpus.description,
+                     "bytes_train": len(corpus.train), "bytes_heldout": len(corpus.heldout),
+                     "files_train": corpus.files_train, "files_heldout": corpus.files_heldout}
+            record_environment(config.out, config.device, {"preset": config.preset, "seed": config.seed,
+                                                           "threads": config.threads, "corpus": about}, start)
+        return start
+
+    def advance(self, step: int) -> dict[str, Any]:
+        """Take one step; evaluate, log and save what is due after it. Returns the log record."""
+        config, last = self.config, step == self.config.steps
+        record = self._update(step)
+        if last or step % config.eval_every == 0:
+            ce = self._evaluate()
+            require_finite(config.out, step, "held-out loss", ce)
+            record |= {"heldout_ce": ce, "heldout_bits_per_byte": ce / math.log(2)}
+        self.log.append(record)
+        if last or step % config.checkpoint_every == 0:
+            self._save(step)
+        return record
+
+    def _update(self, step: int) -> dict[str, Any]:
+        config, began = self.config, time.perf_counter()
+        tokens_BS, targets_BS = batch(self.corpus.train, config.seed, step, config.batch, config.model.sequence)
+        share = config.grain / config.batch
+        loss = balance = 0.0
+        self.optimizer.zero_grad(set_to_none=True)
+        for grain, (tokens, targets) in enumerate(_grains(config, tokens_BS, targets_BS)):
+            losses = self.model(tokens, targets, Draw(config.seed, step, grain))
+            # Before the backward, which promises nothing about a NaN.
+            require_finite(config.out, step, "loss", losses.total.item())
+            (losses.total * share).backward()
+            loss += losses.ce.item() * share
+            balance += losses.balance.item() * share
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip).item()
+        require_finite(config.out, step, "gradient norm", norm)
+        lr = learning_rate(config, step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        return {"step": step, "loss": loss, "balance": balance, "lr": lr, "grad_norm": norm,
+                "tokens": step * config.batch * config.model.sequence, "seconds": time.perf_counter() - began}
+
+    def _evaluate(self) -> float:
+        """Return the held-out cross entropy, nats per token, grain by grain as in training."""
+        config = self.config
+        tokens_BS, targets_BS = heldout_batch(self.corpus.heldout, config.eval_sequences, config.model.sequence)
+        self.model.eval()
+        with torch.no_grad():
+            # Step -1 names no training step: evaluation shares no random bits with one.
+            losses = [self.model(tokens, targets, Draw(config.seed, -1, grain)).ce.item()
+                      for grain, (tokens, targets) in enumerate(_grains(config, tokens_BS, targets_BS))]
+        self.model.train()
+        return math.fsum(losses) / len(losses)
+
+    def _save(self, step: int) -> None:
+        """Write the checkpoint of `step`, then delete the ones that it supersedes."""
+        folder = self.config.out
+        tensors = checkpoint.training_state(self.model, self.optimizer)
+        for name, tensor in tensors.items():
+            require_finite(folder, step, f"sum of magnitudes of {name}", tensor.double().abs().sum().item())
+        self.log.sync()  # the log must never be behind a checkpoint
+        meta = {"step": step, "corpus": self.corpus.digest, "config": self.identity}
+        checkpoint.save(checkpoint.checkpoint_path(folder, step), tensors, meta)
+        checkpoint.prune(folder)
+
+
+def _grains(
+    config: TrainConfig, tokens_BS: torch.Tensor, targets_BS: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the grains of a batch, in order, on the device: (grain, S) each."""
+    for tokens, targets in zip(tokens_BS.split(config.grain), targets_BS.split(config.grain), strict=True):
+        yield tokens.to(config.device), targets.to(config.device)
+
+
+def _optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+    """Make AdamW over the FP32 master weights; weights of two or more dimensions decay."""
+    named = list(model.named_parameters())
+    assert all(weight.dtype == torch.float32 for _, weight in named), "master weights are FP32"
+    groups = [{"params": [(name, weight) for name, weight in named if weight.ndim >= 2],
+               "weight_decay": config.weight_decay},
+              {"params": [(name, weight) for name, weight in named if weight.ndim < 2], "weight_decay": 0.0}]
+    betas = (config.beta1, config.beta2)
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=config.lr, betas=betas)
+
+
+def _result(folder: Path, start: int) -> Result:
+    records = read_log(folder / "log.jsonl")
+    evaluated = tuple((record["step"], record["heldout_ce"]) for record in records if "heldout_ce" in record)
+    return Result(
+        steps=len(records),
+        train_losses=tuple(record["loss"] for record in records),
+        heldout_losses=evaluated,
+        heldout_ce=evaluated[-1][1],
+        bits_per_byte=records[-1]["heldout_bits_per_byte"],
+        median_step_seconds=statistics.median(record["seconds"] for record in records),
+        folder=folder,
+        resumed_from=start,
+    )
+
+
+def _identity(config: TrainConfig, ops: ModuleType) -> dict[str, Any]:
+    """Return what decides the run's bits, as JSON: the fields of the configuration and the name of the operations."""
+    fields = dataclasses.asdict(config).items()
+    return {"ops": ops.__name__} | {name: value for name, value in fields if name not in _NOT_IDENTITY}
+
+
+@contextlib.contextmanager
+def _pinned(threads: int) -> Iterator[None]:
+    """Pin what bits depend on in torch, and give it back afterwards."""
+    before = torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    # cuBLAS is deterministic only with a fixed workspace, and reads this when CUDA is first used.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.set_num_threads(before)
+        if workspace is None:
+            os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)

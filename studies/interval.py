@@ -1,0 +1,51 @@
+"""Numbers with intervals, in words: what a finding states."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and the half-width of its 95 % interval."""
+
+    mean: float
+    half: float
+
+    def holds(self, value: float) -> bool:
+        """Whether `value` lies inside."""
+        return abs(value - self.mean) <= self.half
+
+    def text(self, digits: int, factor: float = 1.0) -> str:
+        """`mean ± half`, both times `factor`, with `digits` decimals."""
+        mean = round(self.mean * factor, digits) + 0.0  # never "-0"
+        return f"{mean:.{digits}f} ± {self.half * factor:.{digits}f}"
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Student's interval of the mean of independent `values`.
+
+    Raises:
+        ValueError: fewer than two values, which have no spread.
+    """
+    if len(values) < 2:
+        raise ValueError(f"values has {len(values)} entries; an interval needs two or more")
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return Interval(float(np.mean(values)), float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * error)
+
+
+def share_interval(count: int, total: int) -> tuple[float, float]:
+    """Clopper and Pearson's exact interval of the share that `count` of `total` independent draws estimate."""
+    found = stats.binomtest(count, total).proportion_ci(LEVEL)
+    return float(found.low), float(found.high)
+
+
+def listed(words: Iterable[str]) -> str:
+    """`a`, `a and b`, or `a, b and c`."""
+    *first, last = words
+    return " and ".join(filter(None, [", ".join(first), last]))

@@ -1,0 +1,73 @@
+"""Progress of work that takes more than a few seconds: a bar on a terminal, else now and then a line.
+
+A log file or a pipe gets one line each time another twentieth is done, at most one every two seconds, so it stays
+readable and still tells how far the work is.
+"""
+
+import sys
+import time
+from types import TracebackType
+from typing import Self, TextIO
+
+from tqdm import tqdm
+
+_LINES = 20
+_SECONDS = 2.0
+
+
+class Progress:
+    """Counts `total` units of work on a stream (stderr by default); use as a context manager."""
+
+    def __init__(self, total: int, label: str, stream: TextIO | None = None) -> None:
+        self._total, self._label = total, label
+        self._stream = sys.stderr if stream is None else stream
+        self._done = self._skipped = 0
+        self._began = self._told = time.monotonic()
+        terminal = self._stream.isatty()
+        self._bar = tqdm(total=total, desc=label, file=self._stream, dynamic_ncols=True) if terminal else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def skip(self, units: int) -> None:
+        """Count units that were done before; they do not enter the speed."""
+        self._done += units
+        self._skipped += units
+        if self._bar is not None:
+            self._bar.initial += units
+            self._bar.n += units
+            self._bar.last_print_n += units
+            self._bar.refresh()
+
+    def advance(self, units: int = 1, note: str = "") -> None:
+        """Count units that have just been done; `note` says what."""
+        before, self._done = self._done, self._done + units
+        if self._bar is not None:
+            self._bar.set_postfix_str(note, refresh=False)
+            self._bar.update(units)
+        elif self._due(before):
+            self._told = time.monotonic()
+            print(self._line(note), file=self._stream, flush=True)
+
+    def _due(self, before: int) -> bool:
+        if self._done == self._total:
+            return True
+        crossed = before * _LINES // self._total < self._done * _LINES // self._total
+        return crossed and time.monotonic() - self._told >= _SECONDS
+
+    def _line(self, note: str) -> str:
+        elapsed = time.monotonic() - self._began
+        left = elapsed * (self._total - self._done) / max(1, self._done - self._skipped)
+        parts = [f"{self._label}: {100 * self._done // self._total:3d} %", note, f"{_clock(elapsed)} passed"]
+        parts += [f"about {_clock(left)} left"] if self._done < self._total else []
+        return ", ".join(filter(None, parts))
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

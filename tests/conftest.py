@@ -1,0 +1,13 @@
+"""Settings of every test run, made before a test module is imported."""
+
+import os
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make a run depend less on the machine. Both settings reach the processes that tests start."""
+    # FP32 sums depend on the number of threads: the same one on a laptop and on a large server
+    os.environ.setdefault("OMP_NUM_THREADS", "2")
+    # draw figures without a window
+    os.environ["MPLBACKEND"] = "Agg"

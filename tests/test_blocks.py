@@ -1,0 +1,270 @@
+"""Contract: `quantize` and `requantize` on whole tensors: published error numbers, unbiasedness, groups, causality.
+
+Oracles: closed numbers of arXiv 2601.22813 (table 1), 2512.02010 and 2510.25602 on Gaussian data, reproduced
+independently in numpy (4 M samples: the sampling spread is below .33 %, so 1 % is a test); slicing. The scalar
+oracle's bitwise comparisons are in test_oracle.py.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+import numerics as nm
+
+SAMPLES = (2048, 2048)  # 4 M
+
+
+@pytest.fixture(scope="module")
+def gaussian() -> torch.Tensor:
+    return torch.randn(SAMPLES, generator=torch.Generator().manual_seed(11))
+
+
+@pytest.mark.parametrize(
+    ("fmt", "outer", "rel_mse", "decibel"),
+    [
+        (nm.NVFP4, "tensor", 9.050e-3, 20.43),
+        (nm.NVFP4, "row", 9.054e-3, 20.43),
+        (nm.NVFP4_46, "tensor", 7.562e-3, 21.21),
+        (nm.NVFP4_46, "row", 7.562e-3, 21.21),
+        (nm.MXFP8, None, 0.7036e-3, 31.53),
+        (nm.MXS2F6, None, 0.0690e-3, 41.61),
+    ],
+)
+def test_gaussian_error(gaussian: torch.Tensor, fmt: nm.BlockFormat, outer: str | None, rel_mse: float, decibel: float):
+    error = nm.metrics.error(gaussian, nm.quantize(gaussian, fmt, outer=outer).dequantize())
+    assert error.n >= 4_000_000
+    assert error.rel_mse == pytest.approx(rel_mse, rel=0.01)
+    assert error.qsnr == pytest.approx(decibel, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "rel_mse"), [(nm.NVFP4, 18.85e-3), (nm.MXFP8, 1.411e-3), (nm.MXS2F6, 0.138e-3)], ids=lambda v: str(v)
+)
+def test_gaussian_error_of_stochastic_rounding(gaussian: torch.Tensor, fmt: nm.BlockFormat, rel_mse: float):
+    q = nm.quantize(gaussian, fmt, rounding=nm.Rounding.STOCHASTIC, random=nm.Random((3, 4)))
+    error = nm.metrics.error(gaussian, q.dequantize())
+    assert error.rel_mse == pytest.approx(rel_mse, rel=0.01)
+    saturates = fmt is nm.NVFP4  # a block scale rounded down lets the largest element exceed 6
+    assert (abs(error.bias) > error.bias_interval) == saturates
+
+
+def test_share_of_blocks_that_map_to_four(gaussian: torch.Tensor):
+    """45 % of Gaussian blocks choose M = 4, measured by their scale: it is the one that 4 gives, not 6."""
+    outer, amax = nm.quantize(gaussian, nm.NVFP4_46).outer, gaussian.unflatten(-1, (-1, 16)).abs().amax(-1)
+    q = nm.quantize(gaussian, nm.NVFP4_46)
+    four, six = (nm.encode(amax / (outer * m), nm.E4M3) for m in (4.0, 6.0))
+    assert bool(((q.scales == four) | (q.scales == six)).all())
+    assert float(((q.scales == four) & (four != six)).float().mean()) == pytest.approx(0.453, rel=0.01)
+
+
+def test_four_over_six_never_loses_to_six(gaussian: torch.Tensor):
+    x = gaussian[:64]
+    both = nm.quantize(x, nm.NVFP4_46)
+    always_six = nm.quantize(x, nm.NVFP4, outer=both.outer)
+    blocks = [(q.dequantize() - x).square().unflatten(-1, (-1, 16)).double().sum(-1) for q in (both, always_six)]
+    # the rules scale elements by division and by reciprocal: equal up to FP32 rounding of the error sums
+    assert bool((blocks[0] <= blocks[1] * (1 + 1e-5)).all())
+
+
+# --- requantization -------------------------------------------------------------------------------------------------
+
+
+def _slope(rounding: nm.Rounding) -> float:
+    """log2 slope of the relMSE of the mean over 1, 2, .. 64 draws against the dequantized tensor."""
+    x = torch.randn(512, 256, generator=torch.Generator().manual_seed(5))
+    q = nm.quantize(x, nm.NVFP4_46, outer="row")
+    total, errors = torch.zeros(x.shape, dtype=torch.float64), []
+    for draw in range(64):
+        random = nm.Random((1, draw)) if rounding is nm.Rounding.STOCHASTIC else None
+        again = nm.requantize(q, nm.MXFP8, axis=-2, outer="multiply", rounding=rounding, random=random)
+        total += again.dequantize().double()
+        if draw + 1 in (1, 2, 4, 8, 16, 32, 64):
+            errors.append(nm.metrics.error(q.dequantize(), total / (draw + 1)).rel_mse)
+    return float(np.polyfit(range(7), np.log2(errors), 1)[0])
+
+
+def _assert_unbiased(rounding: nm.Rounding) -> None:
+    assert _slope(rounding) == pytest.approx(-1, abs=0.02)
+
+
+def test_stochastic_requantization_is_unbiased():
+    _assert_unbiased(nm.Rounding.STOCHASTIC)
+
+
+def test_nearest_requantization_fails_the_same_test():
+    with pytest.raises(AssertionError):
+        _assert_unbiased(nm.Rounding.NEAREST_EVEN)
+
+
+@pytest.mark.parametrize(
+    ("outer_of", "outer", "nearest", "stochastic"),
+    [("row", "multiply", 0.709e-3, 1.415e-3), ("fixed", "keep", 0.445e-3, 0.79e-3)],
+)
+def test_requantization_error(outer_of: str, outer: str, nearest: float, stochastic: float):
+    """Activations with their token scale multiplied in; weights with a fixed outer (amax 5.33) kept outside: +-3 %."""
+    x = torch.randn(1024, 1024, generator=torch.Generator().manual_seed(8))
+    if outer_of == "fixed":
+        q = nm.quantize(x.clamp(-5.33, 5.33), nm.NVFP4, outer=torch.tensor([[5.33]]) / torch.tensor([[2688.0]]))
+    else:
+        q = nm.quantize(x, nm.NVFP4_46, outer=outer_of)
+    for rounding, expected in ((nm.Rounding.NEAREST_EVEN, nearest), (nm.Rounding.STOCHASTIC, stochastic)):
+        random = nm.Random((0, 0)) if rounding is nm.Rounding.STOCHASTIC else None
+        again = nm.requantize(q, nm.MXFP8, outer=outer, rounding=rounding, random=random)
+        assert nm.metrics.error(q.dequantize(), again.dequantize()).rel_mse == pytest.approx(expected, rel=0.03)
+
+
+def test_requantize_reads_the_codes_not_the_originals():
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    q = nm.quantize(x, nm.NVFP4)
+    again = nm.requantize(q, nm.MXFP8, rounding=nm.Rounding.NEAREST_EVEN)
+    direct = nm.quantize(q.values(), nm.MXFP8, axis=-2)
+    assert torch.equal(again.codes, direct.codes) and torch.equal(again.scales, direct.scales)
+    assert again.outer is q.outer
+
+
+def test_keep_refuses_an_outer_that_varies_along_the_contraction():
+    q = nm.quantize(torch.randn(64, 64), nm.NVFP4, outer="row")
+    with pytest.raises(ValueError, match=r"outer='keep'.*multiply.*drop"):
+        nm.requantize(q, nm.MXFP8, axis=0, random=nm.Random((0, 0)))
+
+
+# --- causality, batch invariance, groups ----------------------------------------------------------------------------
+
+
+def _changed_before_last(outer: str, fmt: nm.BlockFormat) -> float:
+    """Share of earlier tokens' dequantized values that change when the last token is scaled by 10."""
+    x = torch.randn(512, 4096, generator=torch.Generator().manual_seed(2))
+    louder = x.clone()
+    louder[-1] *= 10
+    before, after = (nm.quantize(t, fmt, outer=outer).dequantize()[:-1] for t in (x, louder))
+    return float((before != after).float().mean())
+
+
+@pytest.mark.parametrize("fmt", [nm.NVFP4, nm.NVFP4_46], ids=lambda f: f.name)
+def test_outer_per_token_keeps_the_past_from_the_future(fmt: nm.BlockFormat):
+    assert _changed_before_last("row", fmt) == 0.0
+    assert _changed_before_last("tensor", fmt) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("fmt", "outer"), [(nm.NVFP4_46, "row"), (nm.NVFP4, "row"), (nm.MXFP8, None), (nm.MXS2F6, None)]
+)
+def test_rows_do_not_depend_on_their_batch(fmt: nm.BlockFormat, outer: str | None):
+    x = torch.randn(37, 96, generator=torch.Generator().manual_seed(3))
+    index = torch.randperm(37, generator=torch.Generator().manual_seed(4))[:11]
+    whole, part = nm.quantize(x, fmt, outer=outer), nm.quantize(x[index], fmt, outer=outer)
+    chosen = whole.rows(index)
+    assert torch.equal(chosen.codes, part.codes) and torch.equal(chosen.scales, part.scales)
+    assert torch.equal(chosen.dequantize(), part.dequantize())
+
+
+def test_groups_are_quantized_alone():
+    x = torch.randn(200, 64, generator=torch.Generator().manual_seed(6))
+    groups = [0, 0, 5, 77, 77, 200]
+    whole = nm.quantize(x, nm.MXFP8, axis=0, groups=groups)
+    assert whole.scales.shape == (0 + 1 + 3 + 0 + 4, 64)
+    for start, stop in pairwise(groups):
+        alone = nm.quantize(x[start:stop], nm.MXFP8, axis=0)
+        assert torch.equal(whole.codes[start:stop], alone.codes)
+        assert torch.equal(whole.dequantize()[start:stop], alone.dequantize())
+
+
+def test_stochastic_groups_draw_their_own_words():
+    """An expert's words depend on its index and the position in its group, not on where the group lies."""
+    x = torch.randn(64, 32, generator=torch.Generator().manual_seed(7))
+    q = nm.quantize(x, nm.NVFP4_46, outer="row")
+    options = dict(axis=0, outer="drop")
+    together = nm.requantize(q, nm.MXFP8, groups=[0, 24, 64], random=nm.Random((1, 2), (3, 8)), **options)
+    second = nm.requantize(q.rows(torch.arange(24, 64)), nm.MXFP8, random=nm.Random((1, 2), (3, 9)), **options)
+    assert torch.equal(together.codes[24:], second.codes)
+    assert not torch.equal(
+        together.codes[:24],
+        nm.requantize(q.rows(torch.arange(24)), nm.MXFP8, random=nm.Random((1, 2), (3, 9)), **options).codes,
+    )
+
+
+# --- ordinary inputs that break quantizers --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fmt", nm.BLOCK_FORMATS.values(), ids=lambda f: f.name)
+@pytest.mark.parametrize("shape", [(0, 64), (4, 0), (3, 50), (7,), (2, 3, 40), (1, 1)])
+def test_any_shape(fmt: nm.BlockFormat, shape: tuple[int, ...]):
+    for axis in range(len(shape)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+        q = nm.quantize(x, fmt, axis=axis)
+        blocks = -(-shape[axis] // fmt.block)
+        assert q.codes.shape == x.shape and q.scales.shape[axis] == blocks
+        assert q.dequantize().shape == x.shape
+        if x.numel():
+            assert nm.metrics.error(x, q.dequantize()).rel_mse < 0.02
+
+
+@pytest.mark.parametrize("fmt", nm.BLOCK_FORMATS.values(), ids=lambda f: f.name)
+def test_zeros_stay_zeros(fmt: nm.BlockFormat):
+    q = nm.quantize(torch.zeros(4, 64), fmt)
+    assert torch.equal(q.dequantize(), torch.zeros(4, 64))
+    assert q.outer is None or q.outer.item() == 1.0
+
+
+@pytest.mark.parametrize("fmt", nm.BLOCK_FORMATS.values(), ids=lambda f: f.name)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_non_finite_values_poison_their_block_only(fmt: nm.BlockFormat, bad: float):
+    x = torch.randn(4, 128, generator=torch.Generator().manual_seed(9))
+    x[1, 70] = bad
+    q = nm.quantize(x, fmt, outer="row" if fmt.outer else None)
+    start = 70 // fmt.block * fmt.block
+    values = q.dequantize()
+    assert bool(values[1, start : start + fmt.block].isnan().all())
+    values[1, start : start + fmt.block] = 0
+    assert bool(torch.isfinite(values).all())
+    with pytest.raises(ValueError, match=r"1 non-finite values, the first at index \(1, 70\)"):
+        nm.quantize(x, fmt, check_finite=True)
+
+
+@pytest.mark.parametrize("scale", [1e-44, 1e-38, 1e-30, 1e30, 1e37])
+def test_tiny_and_huge_tensors_decode_near_themselves(scale: float):
+    """Every format within its reach: NVFP4 follows its outer scale, MX formats end at E8M0's 2^-127."""
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(10)) * scale
+    for fmt in nm.BLOCK_FORMATS.values():
+        values = nm.quantize(x, fmt).dequantize()
+        assert bool(torch.isfinite(values).all())
+        if scale > 1e-36:
+            assert nm.metrics.error(x, values).rel_mse < 0.02
+
+
+def test_numpy_and_ml_dtypes_arrays_are_taken():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = np.random.default_rng(0).standard_normal((4, 32)).astype(ml_dtypes.bfloat16)
+    q = nm.quantize(x, nm.NVFP4)
+    assert torch.equal(q.codes, nm.quantize(torch.from_numpy(x.astype(np.float32)), nm.NVFP4).codes)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: nm.quantize(x.int(), nm.NVFP4), "x has dtype torch.int32"),
+        (lambda x: nm.quantize(x, nm.NVFP4, axis=2), r"axis=2.*use -2 to 1"),
+        (lambda x: nm.quantize(x, nm.NVFP4, outer="rows"), "outer='rows'.*'row'"),
+        (lambda x: nm.quantize(x, nm.MXFP8, outer="row"), "rceil sets no outer scale"),
+        (lambda x: nm.quantize(x, nm.NVFP4, outer=torch.ones(3, 1)), r"outer of shape \(3, 1\)"),
+        (lambda x: nm.quantize(x, nm.NVFP4, outer=torch.zeros(1, 1)), "at least 2"),
+        (lambda x: nm.quantize(x, nm.NVFP4, rule="ceil"), "known rules are nvfp4"),
+        (lambda x: nm.quantize(x, nm.NVFP4, outer_rounding="pow3"), "use None or 'pow2'"),
+        (lambda x: nm.quantize(x, nm.MXFP8, axis=0, groups=[0, 3]), r"groups=\[0, 3\].*axis length 4"),
+        (lambda x: nm.quantize(x, nm.MXFP8, rounding=nm.Rounding.STOCHASTIC), "needs random"),
+        (lambda x: nm.quantize(x, nm.NVFP4, random=nm.Random((0, 0))), "others None"),
+        (lambda x: nm.requantize(nm.quantize(x, nm.NVFP4), nm.MXFP8, outer="hold"), "use 'keep', 'multiply' or 'drop'"),
+    ],
+)
+def test_bad_arguments_are_named(call, message: str):
+    with pytest.raises((ValueError, TypeError), match=message):
+        call(torch.randn(4, 64))
+
+
+def test_packing_and_transposed_view():
+    q = nm.quantize(torch.randn(6, 32, generator=torch.Generator().manual_seed(12)), nm.NVFP4, outer="row")
+    assert torch.equal(nm.layout.unpack_nibbles(q.packed()), q.codes)
+    assert int(q.packed()[0, 0]) == int(q.codes[0, 0]) | int(q.codes[0, 1]) << 4
+    assert torch.equal(q.mT.dequantize(), q.dequantize().mT) and q.mT.axis == 0 and q.mT.mT.axis == 1

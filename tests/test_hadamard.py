@@ -1,0 +1,80 @@
+"""Contract: the butterfly is the Hadamard matrix to FP32 rounding, keeps energy, and is inverted by its twin.
+
+Oracle: scipy's Sylvester matrix in float64; bitwise agreement with the scalar butterfly is in test_oracle.py.
+"""
+
+import pytest
+import scipy.linalg
+import torch
+
+import numerics as nm
+
+SIZES = [16, 32, 64, 128]
+
+
+def _data(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(4))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_is_the_sylvester_matrix(size: int):
+    x, signs = _data(7, 3 * size), nm.hadamard_signs(size, (1, 2))
+    matrix = torch.from_numpy(scipy.linalg.hadamard(size)).double() * size**-0.5
+    expected = (x.double().unflatten(-1, (3, size)) * signs.double()) @ matrix.T
+    got = nm.hadamard(x, size, signs).unflatten(-1, (3, size))
+    # log2(size) additions and one product: each step is off by at most 2^-24 of the block's L1 norm / sqrt(size)
+    bound = 9 * 2.0**-24 * x.unflatten(-1, (3, size)).abs().sum(-1, keepdim=True) * size**-0.5
+    assert bool(((got - expected).abs() <= bound).all())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_inverse_and_energy(size: int):
+    x, signs = _data(16, 4 * size), nm.hadamard_signs(size, (3, 4))
+    y = nm.hadamard(x, size, signs)
+    assert float(y.double().square().sum() / x.double().square().sum()) == pytest.approx(1, abs=1e-6)
+    assert nm.metrics.error(x, nm.hadamard_inverse(y, size, signs)).rel_mse < 1e-12
+    assert nm.metrics.error(x, nm.hadamard_inverse(y, size)).rel_mse > 0.1  # other signs are no inverse
+
+
+def test_inverting_a_sum_once_equals_inverting_each():
+    """Linear: what the combine relies on. Equal to FP32 rounding, not bitwise, hence one fixed order."""
+    x, signs = _data(8, 256), nm.hadamard_signs(32, (5, 6))
+    y = nm.hadamard(x, 32, signs)
+    once = nm.hadamard_inverse(y.sum(0), 32, signs)
+    each = nm.hadamard_inverse(y, 32, signs).sum(0)
+    assert float((once - each).norm() / each.norm()) < 1e-6 and not torch.equal(once, each)
+
+
+def test_axis_signs_and_kind():
+    x = _data(64, 5)
+    assert torch.equal(nm.hadamard(x, 32, axis=0), nm.hadamard(x.T.contiguous(), 32).T)
+    signs = nm.hadamard_signs(128, (7, 8))
+    assert set(signs.tolist()) == {-1.0, 1.0} and torch.equal(signs, nm.hadamard_signs(128, (7, 8)))
+    assert not torch.equal(signs, nm.hadamard_signs(128, (7, 9)))
+    assert nm.hadamard(x.numpy(), 64, axis=0).shape == (64, 5)
+
+
+@pytest.mark.parametrize(
+    ("size", "signs", "message"),
+    [
+        (24, None, "size=24: use one of 16"),
+        (64, None, "length 96: size=64 does not divide"),
+        (32, torch.ones(16), "signs has shape"),
+    ],
+)
+def test_bad_arguments_are_named(size: int, signs: torch.Tensor | None, message: str):
+    with pytest.raises(ValueError, match=message):
+        nm.hadamard(_data(2, 96), size, signs)
+
+
+def test_outlier_is_spread():
+    """RHT + S2F6 against MXFP8 on a block with one |200|: absolute rms errors of the combine's trade."""
+    x = _data(4096, 32)
+    x[:, 3] = 200.0
+    signs = nm.hadamard_signs(32, (0, 0))
+    combined = nm.hadamard_inverse(nm.quantize(nm.hadamard(x, 32, signs), nm.MXS2F6).dequantize(), 32, signs)
+    direct = nm.quantize(x, nm.MXFP8).dequantize()
+    rms = [float((v - x).square().mean().sqrt()) for v in (combined, direct)]
+    assert rms == [pytest.approx(0.144, rel=0.03), pytest.approx(1.414, rel=0.03)]
+    others = [float((v - x)[:, 4:].square().mean().sqrt()) for v in (combined, direct)]
+    assert others == [pytest.approx(0.144, rel=0.03), pytest.approx(0.0265, rel=0.03)]  # the price: small neighbours

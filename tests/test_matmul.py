@@ -1,0 +1,140 @@
+"""Contract: `exact` is the exact sum rounded once, whatever the exponents; outers stay outside where they can.
+
+Oracle: Python's Fraction, with the nearest float32 found by comparing both neighbours.
+"""
+
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+import torch
+
+import numerics as nm
+
+
+def _spread(shape: tuple[int, ...], exponents: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    shift = torch.randint(-exponents, exponents + 1, shape, generator=generator)
+    return torch.ldexp(torch.randn(shape, generator=generator), shift)
+
+
+def _is_nearest(got: torch.Tensor, exact: Fraction) -> bool:
+    inf = torch.full_like(got, torch.inf)
+    below, above = (Fraction(float(torch.nextafter(got, side))) for side in (-inf, inf))
+    value = Fraction(float(got))
+    return abs(value - exact) <= min(abs(below - exact), abs(above - exact))
+
+
+def _dot(a: torch.Tensor, b: torch.Tensor) -> Fraction:
+    return sum((Fraction(x) * Fraction(y) for x, y in zip(a.tolist(), b.tolist(), strict=True)), Fraction(0))
+
+
+@pytest.mark.parametrize("exponents", [0, 3, 12, 40, 60])
+def test_exact_sum_is_rounded_once(exponents: int):
+    a, b = _spread((4, 70), exponents, 1), _spread((5, 70), exponents, 2)
+    b[0] = a[0].roll(35) * torch.tensor([1.0, -1.0]).repeat_interleave(35)  # cancels against a[0] exactly
+    got = nm.matmul(a, b)
+    assert float(got[0, 0]) == 0.0 and _dot(a[0], b[0]) == 0
+    assert all(_is_nearest(got[i, j], _dot(a[i], b[j])) for i in range(4) for j in range(5))
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("tail", [0.0, 2.0**-60, -(2.0**-60), 2.0**-100])
+def test_a_tail_beyond_float64_breaks_the_tie(sign: float, tail: float):
+    """1 + 2^-24 is a tie of float32; 2^-60 and smaller lie beyond what one float64 sum could hold."""
+    a = torch.tensor([[1.0, 2.0**-24, tail]]) * sign
+    got = float(nm.matmul(a, torch.ones(1, 3)))
+    assert got == sign * (1.0 + 2.0**-23 if tail > 0 else 1.0)
+
+
+def test_any_split_or_order_gives_the_same_bits():
+    x, w = torch.randn(33, 512, generator=torch.Generator().manual_seed(3)), _spread((20, 512), 20, 4)
+    whole = nm.matmul(x, w)
+    order = torch.randperm(512, generator=torch.Generator().manual_seed(5))
+    assert torch.equal(nm.matmul(x[:, order], w[:, order]), whole)
+    assert torch.equal(torch.cat([nm.matmul(x[:1], w), nm.matmul(x[1:], w)]), whole)
+
+
+@pytest.mark.parametrize("fmts", [(nm.NVFP4_46, "row", nm.NVFP4, "tensor"), (nm.MXFP8, None, nm.MXFP8, None)])
+def test_block_tensors(fmts):
+    """The exact sum of code value x block scale, rounded to FP32, then times fl(outer x outer)."""
+    fmt_a, outer_a, fmt_b, outer_b = fmts
+    a = nm.quantize(_spread((3, 96), 6, 6), fmt_a, outer=outer_a)
+    b = nm.quantize(_spread((4, 96), 6, 7), fmt_b, outer=outer_b)
+    got = nm.matmul(a, b)
+    for i in range(3):
+        for j in range(4):
+            inner = nm.matmul(a.values()[i : i + 1], b.values()[j : j + 1])
+            assert _is_nearest(inner[0, 0], _dot(a.values()[i], b.values()[j]))
+            outer = torch.ones(()) if outer_a is None else a.outer[i, 0] * b.outer[0, 0]
+            assert torch.equal(got[i, j], inner[0, 0] * outer)
+    # FP32: at most K additions of terms bounded by sum |a b|, each off by 2^-24 of a partial sum
+    bound = 97 * 2.0**-23 * (a.dequantize().abs() @ b.dequantize().abs().mT)
+    assert bool(((nm.matmul(a, b, "fp32") - got).abs() <= bound).all())
+
+
+def test_outer_along_the_contraction_takes_part_in_the_exact_sum():
+    """wgrad: a token's outer varies along the contraction, so it cannot be taken out."""
+    q = nm.quantize(torch.randn(40, 16, generator=torch.Generator().manual_seed(8)), nm.NVFP4, outer="row")
+    g = torch.randn(40, 3, generator=torch.Generator().manual_seed(9))
+    tokens = nm.quantize(g, nm.MXFP8, axis=0)
+    x = nm.BlockTensor(q.codes, q.scales, q.outer, q.fmt, q.rule, q.axis)
+    a = nm.requantize(x, nm.MXFP8, axis=0, outer="drop", rounding=nm.Rounding.NEAREST_EVEN)
+    kept = nm.BlockTensor(a.codes, a.scales, q.outer, a.fmt, a.rule, a.axis)
+    got = nm.matmul(tokens.mT, kept.mT)
+    for i in range(3):
+        for j in range(16):
+            terms = zip(
+                tokens.values()[:, i].tolist(), kept.values()[:, j].tolist(), q.outer[:, 0].tolist(), strict=True
+            )
+            assert _is_nearest(
+                got[i, j], sum((Fraction(s) * Fraction(t) * Fraction(u) for s, t, u in terms), Fraction(0))
+            )
+
+
+@pytest.mark.parametrize("accumulator", nm.ACCUMULATORS)
+def test_groups_are_separate_products(accumulator: str):
+    groups = [0, 4, 4, 13]
+    a = nm.quantize(torch.randn(13, 64, generator=torch.Generator().manual_seed(1)), nm.NVFP4_46, outer="row")
+    b = nm.quantize(torch.randn(3, 8, 64, generator=torch.Generator().manual_seed(2)), nm.NVFP4, outer="leading")
+    rows = nm.matmul(a, b, accumulator, groups=groups)
+    assert rows.shape == (13, 8)
+    left = torch.randn(5, 13, generator=torch.Generator().manual_seed(3))
+    right = torch.randn(6, 13, generator=torch.Generator().manual_seed(4))
+    ragged = nm.matmul(left, right, accumulator, groups=groups)
+    assert ragged.shape == (3, 5, 6) and not bool(ragged[1].any())
+    for e, (i, j) in enumerate(pairwise(groups)):
+        part = nm.matmul(a.values()[i:j], b.values()[e], accumulator) * (a.outer[i:j] * b.outer[e])
+        assert torch.equal(rows[i:j], part)
+        assert torch.equal(ragged[e], nm.matmul(left[:, i:j], right[:, i:j], accumulator))
+
+
+def test_non_finite_rows_follow_ieee_and_spare_the_others():
+    a, b = _spread((4, 32), 30, 5), _spread((3, 32), 30, 6)
+    clean = nm.matmul(a, b)
+    a[1, 3], a[2, 5] = float("nan"), float("inf")
+    got = nm.matmul(a, b)
+    assert bool(got[1].isnan().all()) and torch.equal(got[2], torch.copysign(torch.tensor(torch.inf), b[:, 5]))
+    assert torch.equal(got[[0, 3]], clean[[0, 3]])
+
+
+def test_empty_and_added():
+    assert torch.equal(nm.matmul(torch.randn(2, 0), torch.randn(3, 0)), torch.zeros(2, 3))
+    assert nm.matmul(torch.randn(0, 4), torch.randn(3, 4)).shape == (0, 3)
+    a, c = torch.ones(2, 4), torch.full((2, 2), 0.5)
+    assert torch.equal(nm.matmul(a, a, c=c), torch.full((2, 2), 4.5))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda a: nm.matmul(a, a[:, :3]), "last axes, the contraction, must agree"),
+        (lambda a: nm.matmul(a, a, "tf32"), "accumulator='tf32': use one of exact, fp32"),
+        (lambda a: nm.matmul(nm.quantize(a, nm.MXFP8, axis=0), a), "a has its blocks along axis 0.*use .mT"),
+        (lambda a: nm.matmul(a, torch.ones(2, 3, 32), groups=[0, 32]), "groups has 2 offsets: b holds 2 experts"),
+        (lambda a: nm.matmul(a.double(), a), "a is float64"),
+    ],
+)
+def test_bad_arguments_are_named(call, message: str):
+    with pytest.raises(ValueError, match=message):
+        call(torch.ones(32, 32))
