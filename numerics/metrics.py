@@ -38,7 +38,7 @@ def error(x: Tensor, x_q: Tensor) -> Error:
     """
     if x.shape != x_q.shape or x.numel() == 0:
         raise ValueError(f"x has shape {tuple(x.shape)}, x_q {tuple(x_q.shape)}: they must agree and hold a value")
-    reference, value = x.to(torch.float64).flatten(), x_q.to(torch.float64).flatten()
+    reference, value = (t.detach().to(torch.float64).flatten() for t in (x, x_q))
     difference = value - reference
     energy = float(reference.square().sum())
     rel_mse = float(difference.square().sum()) / energy if energy else math.nan
@@ -64,5 +64,5 @@ def crest_factor(x: Tensor, block: int) -> float:
 
 def cosine(x: Tensor, y: Tensor) -> float:
     """Cosine of the angle between two tensors of one shape, in float64."""
-    a, b = x.to(torch.float64).flatten(), y.to(torch.float64).flatten()
+    a, b = (t.detach().to(torch.float64).flatten() for t in (x, y))
     return float(a @ b / (a.norm() * b.norm()))

@@ -20,11 +20,12 @@ magnitude is 54 is saved as 4.5; what it becomes in NVFP4 blocks of scale 2, and
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 import numerics as nm
 
@@ -116,7 +117,8 @@ def worked_example(copies: int, seed: int = 0) -> pd.DataFrame:
         found, counts = values[:, 0, 1:].unique(return_counts=True)
         draws = int(counts.sum())
         for value, count in zip(found.tolist(), counts.tolist(), strict=True):
-            rows.append((stage, round(value, 6), count, count / draws, *share_interval(count, draws)))  # 5.4 is 5.400000095 in float32
+            # rounded, because float32's 5.4 is 5.400000095
+            rows.append((stage, round(value, 6), count, count / draws, *share_interval(count, draws)))
     return pd.DataFrame(rows, columns=["stage", "value", "count", "share", "low", "high"])
 
 
@@ -138,7 +140,7 @@ def measure(size: int, seeds: tuple[int, ...]) -> pd.DataFrame:
 
 
 def summarize(rows: pd.DataFrame) -> dict[str, dict[str, Interval]]:
-    """For each "rounding on operand": intervals over seeds of the slope, of e(1), and of e and bias at the most draws."""
+    """For each "rounding on operand", intervals over seeds: slope, e(1), and e and bias of the mean of most draws."""
     found = {}
     for (operand, rounding), part in rows.groupby(["operand", "rounding"], sort=False):
         curves = part.pivot(index="seed", columns="draws", values="rel_mse")
@@ -156,45 +158,51 @@ def find(rows: pd.DataFrame, example: pd.DataFrame) -> str:
     """The finding, in words, from the measurements."""
     found = summarize(rows)
     values, most = int(rows.n.iloc[0]), int(rows.draws.max())
-    inside = [key for key in found if found[key]["slope"].holds(-1)]
-    outside = [key for key in found if key not in inside]
-    verdict = [f"inside for {listed(inside)}"] * bool(inside) + [f"outside for {listed(outside)}"] * bool(outside)
-    sentences = [
-        f"Slope of log2 squared error of the mean against log2 n, n = 1 to {most} draws, {rows.seed.nunique()} seeds "
-        f"of {values:,} normal values, 95 % intervals over seeds: {_each(found, 'slope', 4)}.",
-        f"The -1 of an unbiased quantizer lies {', '.join(verdict)}.",
-    ]
+    inside = {key: each["slope"].holds(-1) for key, each in found.items()}
+    costs = []
     for operand in rows.operand.unique():
         one, floor = (found[f"{name} on {operand}"]["error_of_one"] for name in ("stochastic", "nearest"))
         last = found[f"stochastic on {operand}"]["error_of_most"]
-        sentences.append(
-            f"On {operand} one stochastic draw has {one.mean / floor.mean:.2f} times nearest's error "
-            f"({one.text(3, 1e3)} against {floor.text(3, 1e3)} thousandths of the energy), the mean of {most} draws "
-            f"{last.mean / floor.mean:.3f} times."
+        costs.append(
+            f"{one.mean / floor.mean:.2f} times nearest's error on {operand} ({one.text(3, 1e3)} against "
+            f"{floor.text(3, 1e3)} thousandths of the energy; the mean of {most}: {last.mean / floor.mean:.3f} times)"
         )
-    clear = [key for key in found if not found[key]["bias"].holds(0)]
-    sentences.append(
-        f"Projected on the tensor, the error over {most} draws is, in thousandths, {_each(found, 'bias', 2, 1e3)}; "
-        + (f"zero is outside the interval for {listed(clear)}." if clear else "zero is inside every interval.")
-    )
-    return " ".join([*sentences, _about_example(example)])
+    return " ".join([
+        f"Log-log slope of the squared error of the mean of n = 1 to {most} draws: {_each(found, 'slope', 4)} "
+        f"(95 % intervals over {rows.seed.nunique()} seeds of {values:,} normal values each).",
+        _sides("The -1 of an unbiased quantizer", inside),
+        f"One stochastic draw has {listed(costs)}.",
+        f"Part of the tensor that the mean of {most} draws adds to itself, in thousandths: "
+        f"{_each(found, 'bias', 2, 1e3)}.",
+        _sides("Zero", {key: each["bias"].holds(0) for key, each in found.items()}),
+        _about_example(example),
+    ])
 
 
 def _each(found: dict[str, dict[str, Interval]], what: str, digits: int, factor: float = 1.0) -> str:
-    return listed([f"{found[key][what].text(digits, factor)} for {key}" for key in found])
+    return listed([f"{key} {each[what].text(digits, factor)}" for key, each in found.items()])
+
+
+def _sides(what: str, inside: dict[str, bool]) -> str:
+    """On which side of each interval `what` lies."""
+    sides = {"inside": [key for key in inside if inside[key]], "outside": [key for key in inside if not inside[key]]}
+    told = [f"{side} the interval of {listed(keys)}" for side, keys in sides.items() if keys]
+    return f"{what} is {' and '.join(told)}."
 
 
 def _about_example(example: pd.DataFrame) -> str:
     told = []
     for stage, part in example.groupby("stage", sort=False):
-        rows = part[["value", "share", "low", "high"]].itertuples(index=False)
-        shares = [f"{value:g}" if share == 1 else f"{value:g} in {100 * share:.1f} % ({100 * low:.1f} to {100 * high:.1f})" for value, share, low, high in rows]
+        shares = [
+            f"{row.value:g}" + ("" if row.share == 1 else f" in {row.share:.1%} ({row.low:.1%} to {row.high:.1%})")
+            for row in part.itertuples()
+        ]
         mean = f", on average {(part.value * part.share).sum():.3f}" if len(part) > 1 else ""
         told.append(f"{stage} {listed(shares)}{mean}")
     return f"Worked example, {int(example['count'].iloc[0]):,} draws: {'; '.join(told)}."
 
 
-def draw(rows: pd.DataFrame, example: pd.DataFrame) -> Any:
+def draw(rows: pd.DataFrame, example: pd.DataFrame) -> Figure:
     """The figure: error curves with their slopes, and the worked example on a number line."""
     with plots.style():
         figure, (left, right) = plots.panels(2, ratios=(1.15, 1))
@@ -203,7 +211,7 @@ def draw(rows: pd.DataFrame, example: pd.DataFrame) -> Any:
     return figure
 
 
-def _draw_curves(axes: plots.Axes, rows: pd.DataFrame) -> None:
+def _draw_curves(axes: Axes, rows: pd.DataFrame) -> None:
     found = summarize(rows)
     looks = {"activations": ("o", "-"), "weights": ("s", "--")}
     for (operand, rounding), part in rows.groupby(["operand", "rounding"], sort=False):
@@ -223,14 +231,14 @@ def _draw_curves(axes: plots.Axes, rows: pd.DataFrame) -> None:
     axes.legend(loc="lower left", fontsize=7)
 
 
-def _draw_example(axes: plots.Axes, example: pd.DataFrame) -> None:
+def _draw_example(axes: Axes, example: pd.DataFrame) -> None:
     stages = list(dict.fromkeys(example.stage))
     for y, stage in enumerate(reversed(stages)):
         part = example[example.stage == stage]
         color = plots.BLUE if "stochastic" in stage else plots.VERMILION if "nearest" in stage else plots.BLACK
         axes.scatter(part.value, [y] * len(part), s=130 * part.share, color=color, zorder=3)
         for value, share in zip(part.value, part.share, strict=True):
-            text = f"{value:g}" if share == 1 else f"{value:g} ({100 * share:.1f} %)"
+            text = f"{value:g}" if share == 1 else f"{value:g} ({share:.1%})"
             axes.annotate(text, (value, y), (0, 7), textcoords="offset points", ha="center", va="bottom")
         if len(part) > 1:
             mean = float((part.value * part.share).sum())
@@ -251,7 +259,7 @@ def run(fast: bool) -> Result:
     summary = {key: {name: asdict(value) for name, value in each.items()} for key, each in summarize(rows).items()}
     summary["worked_example"] = example.to_dict("records")
     caption = (
-        f"Left: squared error of the mean of n requantizations, relative to the saved tensor's energy, mean over "
+        "Left: squared error of the mean of n requantizations, relative to the saved tensor's energy, mean over "
         f"{len(seeds)} seeds; slopes with 95 % intervals over seeds. Right: the worked example, shares over "
         f"{int(example['count'].iloc[0]):,} draws; areas show shares, the bar their mean."
     )

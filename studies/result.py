@@ -41,9 +41,12 @@ class Study:
         title: a few words.
         question: one sentence.
         run: measures; its argument asks for the fast version, which is smaller but complete.
+        threads: of torch while it runs, because the order of FP32 sums depends on them. Studies of small tensors are
+            fastest on one: with more, each of many small operations waits for a thread that another program may hold.
     """
 
     name: str
     title: str
     question: str
     run: Callable[[bool], Result]
+    threads: int = 1

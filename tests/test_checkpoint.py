@@ -121,7 +121,8 @@ def test_latest_counts_steps_not_letters_and_only_finished_files(tmp_path: Path)
     assert checkpoint.latest(tmp_path) is None
     for step in (5, 100_000_000, 99_999_999):
         checkpoint.checkpoint_path(tmp_path, step).touch()
-    for name in (".checkpoint-999999999.safetensors.1.tmp", "checkpoint-x.safetensors", "checkpoint-7.safetensors.bak"):
+    stem = "checkpoint-999999999.safetensors"
+    for name in (f".{stem}.1.tmp", f"{stem}.bak", f"old-{stem}", "checkpoint-x.safetensors"):
         (tmp_path / name).touch()
     assert checkpoint.latest(tmp_path) == checkpoint.checkpoint_path(tmp_path, 100_000_000)
 

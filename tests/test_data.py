@@ -72,6 +72,9 @@ def test_digest_covers_names_and_contents_but_not_the_place(tmp_path: Path) -> N
     assert load_corpus(str(write(tmp_path / "elsewhere", files))).digest == first
     others = [{"one.txt": b"abd", "two.txt": b"defg"}, {"one.txt": b"abc", "tw0.txt": b"defg"},
               {"one.txt": b"abcd", "two.txt": b"efg"}]
+    # The end of a text and the beginning of the next name do not run into each other.
+    near = [{"a": b"xb", "c": b"z"}, {"a": b"x", "bc": b"z"}]
+    assert len({load_corpus(str(write(tmp_path / f"near{i}", pair))).digest for i, pair in enumerate(near)}) == 2
     digests = {load_corpus(str(write(tmp_path / str(i), other))).digest for i, other in enumerate(others)}
     assert len({first} | digests) == 4
 

@@ -1,0 +1,105 @@
+"""Several training runs at once, each in a process of its own on one thread.
+
+A small model's step is thousands of short operations. Threads would share each of them and wait for one another, which
+on a busy machine costs far more than it gains; whole runs share nothing. A run's bits do not depend on its neighbours.
+
+A worker ends when its parent has died, so no orphan holds a run's folder. All of it is resumable: what a stopped run has
+not saved is computed again by the next call.
+"""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from numerics import ops
+from reference.train import Result, TrainConfig, TrainingStopped, train
+
+
+@dataclass(frozen=True, eq=False)
+class _Worker:
+    config: TrainConfig
+    process: BaseProcess
+    messages: Connection
+
+
+def train_all(
+    configs: Sequence[TrainConfig], workers: int, on_step: Callable[[TrainConfig, dict[str, Any]], None]
+) -> list[Result]:
+    """Train, or resume, every run; at most `workers` at the same time, started in order.
+
+    Args:
+        configs: the runs, each with its own `out`. workers: 1 or more.
+        on_step: called with a run and the log record of its step, in this process.
+
+    Returns:
+        The results in the order of `configs`.
+
+    Raises:
+        ValueError, TrainingStopped, OSError: as `train`, for the first run that fails; the others are stopped.
+        ChildProcessError: a worker ended without a result.
+    """
+    if workers < 1:
+        raise ValueError(f"workers={workers}: use 1 or more")
+    waiting, running, results = list(configs), {}, {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                worker = _start(waiting.pop(0))
+                running[worker.messages] = worker
+            for messages in wait(list(running)):
+                worker = running[messages]
+                kind, value = _receive(worker)
+                if kind == "step":
+                    on_step(worker.config, value)
+                elif kind == "result":
+                    results[worker.config.out] = value
+                    worker.process.join()
+                    del running[messages]
+                else:
+                    raise value
+    finally:
+        for worker in running.values():
+            worker.process.terminate()
+            worker.process.join()
+    return [results[config.out] for config in configs]
+
+
+def _start(config: TrainConfig) -> _Worker:
+    # a new interpreter: a forked one would inherit torch's thread pool without its threads
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(config, sender, os.getpid()), name=config.preset, daemon=True)
+    process.start()
+    sender.close()  # the worker's copy is then the only one, and its end is seen here
+    return _Worker(config, process, receiver)
+
+
+def _receive(worker: _Worker) -> tuple[str, Any]:
+    try:
+        return worker.messages.recv()
+    except EOFError:
+        worker.process.join()
+        raise ChildProcessError(
+            f"training {worker.config.preset} in {worker.config.out} ended early (exit code "
+            f"{worker.process.exitcode}); the same command resumes it"
+        ) from None
+
+
+def _work(config: TrainConfig, messages: Connection, parent: int) -> None:
+    """The worker: train, and tell of each step, of the result or of the user's mistake."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this process
+
+    def tell(record: dict[str, Any]) -> None:
+        if os.getppid() != parent:
+            raise SystemExit(1)
+        messages.send(("step", record))
+
+    try:
+        messages.send(("result", train(config, ops, tell)))
+    except (ValueError, OSError, TrainingStopped) as error:
+        messages.send(("error", error))

@@ -1,0 +1,151 @@
+"""Pages: one HTML file that holds everything, figures included, for a screen, a phone or paper.
+
+A page loads nothing from anywhere: style and figures are inside, and there are no scripts and no links. Text is
+escaped here, so callers pass plain text; what is HTML already has the type `Html`.
+"""
+
+import base64
+import html
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NewType
+
+Html = NewType("Html", str)
+
+_CSS = """
+:root { color-scheme: light; }
+body { margin: 2.5rem auto; padding: 0 1.1rem; max-width: 56rem; background: #fff; color: #1c1c1c;
+       font: 1.03rem/1.55 Charter, "Bitstream Charter", Georgia, "DejaVu Serif", serif; overflow-wrap: break-word; }
+h1, h2, th, figcaption, caption, .note { font-family: system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .6rem; }
+h2 { font-size: 1.2rem; line-height: 1.3; margin: 2.4rem 0 .5rem; padding-top: .9rem; border-top: 1px solid #d6d6d6; }
+p { margin: .6rem 0; max-width: 46rem; }
+code, pre { font: .88em/1.5 ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
+code { overflow-wrap: anywhere; }
+pre { background: #f5f5f3; border-radius: 4px; padding: .7rem .9rem; white-space: pre-wrap; overflow-wrap: anywhere; }
+.scroll { overflow-x: auto; margin: 1rem 0; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums lining-nums; line-height: 1.35; }
+caption, figcaption { caption-side: bottom; text-align: left; color: #4a4a4a; font-size: .85rem; line-height: 1.45;
+                      padding-top: .5rem; max-width: 46rem; }
+th, td { padding: .34rem .9rem .34rem 0; text-align: left; vertical-align: baseline; }
+th:last-child, td:last-child { padding-right: 0; }
+th.number, td.number { text-align: right; white-space: nowrap; }
+thead th { font-size: .82rem; border-bottom: 1.5px solid #1c1c1c; vertical-align: bottom; }
+tbody td { border-bottom: 1px solid #e3e3e3; }
+figure { margin: 1.2rem 0; }
+figure img { display: block; width: 100%; height: auto; }
+figure .scroll { margin: 0; }
+figure .wide { min-width: 38rem; }
+.row { display: flex; flex-wrap: wrap; gap: 0 1.5rem; }
+.row figure { flex: 1 1 20rem; min-width: 0; }
+ul { padding-left: 1.2rem; max-width: 45rem; }
+li { margin: .3rem 0; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .25rem 1.2rem; margin: .8rem 0; }
+dt { color: #4a4a4a; }
+dd { margin: 0; min-width: 0; }
+@media (max-width: 34rem) { dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .5rem; }
+                            body { margin-top: 1.2rem; } th, td { padding-right: .6rem; font-size: .92rem; } }
+@media print { body { margin: 0; max-width: none; font-size: 10pt; } figure, table { break-inside: avoid; }
+               h2 { break-after: avoid; } figure .wide { min-width: 0; } .scroll { overflow: visible; } }
+"""
+
+
+def _text(text: str) -> str:
+    """Plain text as HTML; a line does not break around a sign that joins two numbers."""
+    return html.escape(text).replace(" ± ", "\u00a0±\u00a0")
+
+
+def page(title: str, *parts: Html) -> str:
+    """A whole page: `title` as its heading and, in order, its parts."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<link rel="icon" href="data:,">\n'  # else a browser asks the page's server for one
+        f"<title>{html.escape(title)}</title>\n<style>{_CSS}</style>\n</head>\n<body>\n"
+        f"<h1>{_text(title)}</h1>\n" + "\n".join(parts) + "\n</body>\n</html>\n"
+    )
+
+
+def heading(text: str) -> Html:
+    """The heading of a section."""
+    return Html(f"<h2>{_text(text)}</h2>")
+
+
+def paragraph(text: str, lead: str = "") -> Html:
+    """A paragraph; `lead` stands before it in bold."""
+    start = f"<strong>{_text(lead)}</strong> " if lead else ""
+    return Html(f"<p>{start}{_text(text)}</p>")
+
+
+def bullets(items: Iterable[str]) -> Html:
+    """A list of sentences."""
+    return Html("<ul>\n" + "\n".join(f"<li>{_text(item)}</li>" for item in items) + "\n</ul>")
+
+
+def command(text: str) -> Html:
+    """A command to type."""
+    return Html(f"<pre>{_text(text)}</pre>")
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> Html:
+    """Names and what they stand for."""
+    rows = "\n".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in pairs)
+    return Html(f"<dl>\n{rows}\n</dl>")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> Html:
+    """A table of texts; the first column is left-aligned, the others, numbers, are right-aligned."""
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        kinds = ["", *[' class="number"'] * (len(cells) - 1)]
+        return "<tr>" + "".join(
+            f"<{tag}{kind}>{_text(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)
+        ) + "</tr>"
+
+    below = f"<caption>{_text(caption)}</caption>\n" if caption else ""
+    body = "\n".join(line("td", row) for row in rows)
+    return Html(
+        f'<div class="scroll"><table>\n{below}<thead>{line("th", header)}</thead>\n<tbody>\n{body}\n</tbody>\n'
+        "</table></div>"
+    )
+
+
+def figure(image: bytes, alt: str, caption: str = "", wide: bool = False) -> Html:
+    """A figure from the contents of an SVG or PNG file, inside the page.
+
+    Args:
+        alt: what it shows, for those who do not see it. wide: its text needs the whole width; a phone scrolls.
+    """
+    kind = "png" if image.startswith(b"\x89PNG") else "svg+xml"
+    source = f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
+    img = f'<img{" class=" + chr(34) + "wide" + chr(34) if wide else ""} src="{source}" alt="{html.escape(alt)}">'
+    below = f"<figcaption>{_text(caption)}</figcaption>" if caption else ""
+    return Html(f'<figure><div class="scroll">{img}</div>{below}</figure>')
+
+
+def row(*parts: Html) -> Html:
+    """Figures side by side where there is room, else one below the other."""
+    return Html('<div class="row">' + "\n".join(parts) + "</div>")
+
+
+def study(folder: Path) -> list[Html]:
+    """The parts that tell of a finished study: what the harness wrote into `folder`."""
+    meta = json.loads((folder / "meta.json").read_bytes())
+    about = meta["environment"]
+    commit = f", commit {about['commit']}" if about["commit"] else ""
+    return [
+        heading(meta["title"]),
+        paragraph(meta["question"], "Question."),
+        paragraph(meta["finding"], "Finding."),
+        figure((folder / "figure.svg").read_bytes(), meta["title"], meta["caption"], wide=True),
+        paragraph(
+            f"{meta['date'][:10]}, {meta['seconds']:.0f} s on {meta['device']}{', fast version' * meta['fast']}; "
+            f"torch {about['torch']}, Python {about['python']}{commit}. Again with: {meta['command']}"
+        ),
+    ]
+
+
+def studies(folders: Sequence[Path]) -> str:
+    """The page of all finished studies, in the order of `folders`."""
+    return page("fourbit: studies", *[part for folder in folders for part in study(folder)])

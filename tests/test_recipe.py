@@ -1,0 +1,60 @@
+"""Contract: presets say what the sources say, and a claim of unbiasedness is checked."""
+
+from dataclasses import replace
+
+import pytest
+
+import numerics as nm
+from numerics.ops import Recast
+from reference.recipe import PRESETS, Recipe, preset
+
+
+def test_presets():
+    assert list(PRESETS) == ["bf16", "mxfp8", "fourbit", "fourbit_rn"]
+    assert all(preset(name).name == name for name in PRESETS)
+    with pytest.raises(ValueError, match="preset='nvfp4' is unknown: use one of bf16, mxfp8, fourbit, fourbit_rn"):
+        preset("nvfp4")
+
+
+def test_fourbit_is_the_article_role_by_role():
+    r = preset("fourbit").experts
+    assert (r.input.fmt, r.input.outer) == (r.hidden.fmt, r.hidden.outer) == (nm.NVFP4_46, "row")
+    assert (r.weight.fmt, r.weight.outer) == (nm.NVFP4, "leading")
+    assert r.grad.fmt is nm.MXFP8 and r.grad.rounding is nm.Rounding.NEAREST_EVEN
+    assert r.saved_weight == Recast(nm.MXFP8, "keep", nm.Rounding.STOCHASTIC)
+    assert r.saved_input == Recast(nm.MXFP8, "multiply", nm.Rounding.STOCHASTIC)
+    assert (r.combine_fmt, r.combine_hadamard) == (nm.MXS2F6, 32)
+    last = preset("fourbit").last
+    assert {last.input.fmt, last.hidden.fmt, last.weight.fmt, last.grad.fmt} == {nm.MXFP8}
+    assert last.saved_weight.rounding is last.saved_input.rounding is nm.Rounding.NEAREST_EVEN
+    assert (last.combine_fmt, last.combine_hadamard) == (nm.MXS2F6, 32)
+
+
+@pytest.mark.parametrize(("depth", "last"), [(6, 1), (12, 2), (18, 3), (42, 7), (66, 11), (5, 1), (7, 2)])
+def test_last_sixth(depth: int, last: int):
+    r = preset("fourbit")
+    layers = [r.layer(i, depth) for i in range(depth)]
+    assert layers == [r.experts] * (depth - last) + [r.last] * last
+    assert all(preset("bf16").layer(i, depth) is preset("bf16").experts for i in range(depth))
+
+
+def test_nearest_differs_from_fourbit_in_the_recasts_only():
+    sr, rn = preset("fourbit"), preset("fourbit_rn")
+    changed = replace(rn.experts, saved_weight=sr.experts.saved_weight, saved_input=sr.experts.saved_input)
+    assert changed == sr.experts and rn.last == sr.last
+    assert rn.experts.saved_input.rounding is rn.experts.saved_weight.rounding is nm.Rounding.NEAREST_EVEN
+
+
+def test_claims_are_refused_with_the_reason():
+    base = preset("fourbit")
+    with pytest.raises(ValueError, match=r"saved_weight rounds nearest.*use STOCHASTIC"):
+        replace(preset("fourbit_rn"), claims_unbiased=True)
+    nvfp4 = replace(base.experts, saved_input=Recast(nm.NVFP4, "multiply", nm.Rounding.STOCHASTIC))
+    with pytest.raises(ValueError, match=r"saved_input uses rule nvfp4.*saturate.*rceil"):
+        replace(base, experts=nvfp4)
+    with pytest.raises(ValueError, match=r"last_share=1.5"):
+        Recipe("x", base.experts, base.last, last_share=1.5)
+
+
+def test_row_block_is_what_widths_must_be_a_multiple_of():
+    assert [preset(n).experts.row_block for n in PRESETS] == [1, 32, 32, 32]
