@@ -44,11 +44,19 @@ def write_atomic(path: Path, contents: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    _flush_folder(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make `path` and the folders above it that are missing, durably.
+
+    Raises:
+        OSError: the disk refuses, or a file is in the way.
+    """
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        _flush_folder(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -171,3 +179,12 @@ def _checkpoints(folder: Path) -> list[Path]:
 def _parameter_names(optimizer: torch.optim.Optimizer) -> list[str]:
     """List the names of the parameters in the order in which the optimizer numbers them."""
     return [name for group in optimizer.param_groups for name in group["param_names"]]
+
+
+def _flush_folder(path: Path) -> None:
+    """Force a folder's entries to the disk: without it, a power cut can undo a rename or a new folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -26,32 +26,35 @@ from .recipe import Recipe
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of the model.
-
-    Args:
-        vocab: tokens; 256 for bytes. dim: width D. depth: layers, a multiple of 6, so that the last sixth is whole.
-        heads: of attention, dividing dim into even parts. experts, top_k: routed experts and how many serve a token.
-        expert_dim, shared_dim: widths of a routed expert and of the shared one. sequence: positions per sequence.
-        balance: weight of the load-balancing loss.
-    """
+    """Sizes of the model."""
 
     vocab: int = 256
+    """Tokens; 256 for bytes."""
     dim: int = 96
+    """Width of the residual stream."""
     depth: int = 6
+    """Layers; a multiple of 6, so that the last sixth is whole."""
     heads: int = 4
+    """Attention heads, dividing dim into even parts."""
     experts: int = 8
+    """Routed experts in a layer."""
     top_k: int = 2
+    """Routed experts that serve a token."""
     expert_dim: int = 64
+    """Width of a routed expert."""
     shared_dim: int = 64
+    """Width of the shared expert, which every token passes."""
     sequence: int = 128
+    """Tokens in a sequence."""
     balance: float = 0.01
+    """Weight of the load-balancing loss."""
 
     def check(self, recipe: Recipe) -> None:
         """Raises ValueError for sizes that do not fit each other or the recipe's blocks."""
         for name in ("vocab", "dim", "depth", "heads", "experts", "top_k", "expert_dim", "shared_dim", "sequence"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: use 1 or more")
-        if self.balance < 0:
+        if not self.balance >= 0:  # NaN too
             raise ValueError(f"balance={self.balance}: use 0 or more")
         if self.depth % 6:
             raise ValueError(f"depth={self.depth}: the last sixth must be whole; use {self.depth // 6 * 6 + 6}")

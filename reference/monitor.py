@@ -70,7 +70,7 @@ def open_run(folder: Path, identity: dict[str, Any]) -> "Log":
     elif folder.exists() and not all(map(checkpoint.is_leftover, folder.iterdir())):
         raise ValueError(f"out {str(folder)!r} holds files but no run; name an empty or a new folder")
     else:
-        folder.mkdir(parents=True, exist_ok=True)
+        checkpoint.make_folder(folder)
         checkpoint.write_json(stored, identity)
     log = Log(folder / "log.jsonl")
     # Only now is no other process writing here.

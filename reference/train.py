@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import tyro
@@ -36,63 +36,16 @@ from torch import nn
 from tqdm import tqdm
 
 from . import checkpoint
+from .config import TrainConfig, check
 from .data import Corpus, batch, heldout_batch, load_corpus, require_sequences
 from .expert import Draw
-from .model import ModelConfig, Transformer
+from .model import Transformer
 from .monitor import Log, TrainingStopped, open_run, read_log, record_environment, require_finite
 from .recipe import preset
 
 __all__ = ["Result", "TrainConfig", "TrainingStopped", "check", "learning_rate", "main", "train"]
 
 _NOT_IDENTITY = ("out", "progress")  # fields that do not change a bit of the run
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """Train a small mixture-of-experts language model on bytes; the same command in the same folder resumes."""
-
-    out: Path
-    """Run folder; made if missing, resumed if it holds this run."""
-    preset: str = "fourbit"
-    """Recipe of number formats: bf16, mxfp8, fourbit or fourbit_rn."""
-    data: str | None = None
-    """Text file, folder or glob to train on; Python's own standard library if left out."""
-    steps: int = 300
-    """Optimizer steps of the whole run."""
-    batch: int = 4
-    """Sequences a step."""
-    grain: int = 4
-    """Sequences that pass through the model together; their token blocks and random bits depend on it."""
-    lr: float = 3e-3
-    """Peak learning rate."""
-    warmup: int = 20
-    """Steps of linear warm-up."""
-    min_lr_ratio: float = 0.1
-    """Final learning rate as a share of the peak."""
-    weight_decay: float = 0.1
-    """AdamW's decay, on weights of two or more dimensions."""
-    beta1: float = 0.9
-    """AdamW's decay of the first moment."""
-    beta2: float = 0.95
-    """AdamW's decay of the second moment."""
-    clip: float = 1.0
-    """Largest global norm of the gradient."""
-    eval_every: int = 50
-    """Steps between held-out evaluations; the last step is always evaluated."""
-    eval_sequences: int = 64
-    """Held-out sequences per evaluation, the same ones each time."""
-    checkpoint_every: int = 100
-    """Steps between checkpoints; the last step always has one."""
-    seed: int = 0
-    """Decides initial weights, batches and stochastic rounding."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where to train; never chosen for you."""
-    threads: int = 2
-    """CPU threads; FP32 sums depend on them."""
-    progress: Literal["auto", "show", "hide"] = "auto"
-    """Progress bar; auto shows it on a terminal."""
-    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
-    """Dimensions of the model."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +78,10 @@ def main(argv: list[str], ops: ModuleType) -> int:
     config = tyro.cli(TrainConfig, args=argv, prog="fourbit train")
     result = train(config, ops)
     done = f"was finished already: {result.steps}" if result.resumed_from == result.steps else f"done: {result.steps}"
-    print(f"{config.preset} in {result.folder} {done} steps, held-out {result.heldout_ce:.4f} nats "
-          f"({result.bits_per_byte:.4f} bits) per byte, {result.median_step_seconds:.3f} s a step")
+    print(
+        f"{config.preset} in {result.folder} {done} steps, held-out {result.heldout_ce:.4f} nats "
+        f"({result.bits_per_byte:.4f} bits) per byte, {result.median_step_seconds:.3f} s a step"
+    )
     return 0
 
 
@@ -168,46 +123,6 @@ def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str,
     return _result(config.out, start)
 
 
-def check(config: TrainConfig) -> None:
-    """Check every field of `config` that needs no file.
-
-    Raises:
-        ValueError: names the field, its value and what would do.
-    """
-    c, finite = config, math.inf
-    rules = [
-        ("steps", c.steps >= 1, "use 1 or more"),
-        ("grain", c.grain >= 1, "use 1 or more"),
-        ("batch", c.batch >= 1 and c.batch % max(1, c.grain) == 0, f"use a multiple of grain {c.grain}"),
-        ("lr", 0 < c.lr < finite, "use a positive number"),
-        ("warmup", 0 <= c.warmup <= c.steps, f"use 0 to {c.steps}, the number of steps"),
-        ("min_lr_ratio", 0 <= c.min_lr_ratio <= 1, "use 0 to 1"),
-        ("weight_decay", 0 <= c.weight_decay < finite, "use 0 or more"),
-        ("beta1", 0 <= c.beta1 < 1, "use 0 or more, below 1"),
-        ("beta2", 0 <= c.beta2 < 1, "use 0 or more, below 1"),
-        ("clip", 0 < c.clip < finite, "use a positive number"),
-        ("eval_every", c.eval_every >= 1, "use 1 or more"),
-        ("eval_sequences", c.eval_sequences >= 1 and c.eval_sequences % max(1, c.grain) == 0,
-         f"use a multiple of grain {c.grain}"),
-        ("checkpoint_every", c.checkpoint_every >= 1, "use 1 or more"),
-        ("seed", 0 <= c.seed < 2**32, "use 0 to 4294967295"),
-        ("threads", c.threads >= 1, "use 1 or more"),
-        ("device", c.device in ("cpu", "cuda"), "use 'cpu' or 'cuda'"),
-        ("device", c.device != "cuda" or torch.cuda.is_available(), "this torch sees no CUDA device; use 'cpu'"),
-        ("progress", c.progress in ("auto", "show", "hide"), "use 'auto', 'show' or 'hide'"),
-    ]
-    for name, good, remedy in rules:
-        if not good:
-            raise ValueError(f"{name} {getattr(config, name)!r} cannot be used; {remedy}")
-    for name, value in dataclasses.asdict(c.model).items():
-        if not math.isfinite(value):
-            raise ValueError(f"model.{name} {value} cannot be used; use a finite number")
-    if c.model.sequence < 1:
-        raise ValueError(f"model.sequence {c.model.sequence} cannot be used; use 1 or more")
-    if c.model.vocab < 256:
-        raise ValueError(f"model.vocab {c.model.vocab} cannot hold every byte; use 256 or more")
-
-
 def learning_rate(config: TrainConfig, step: int) -> float:
     """Return the learning rate of `step`, 1 <= step <= config.steps: linear warm-up, then half a cosine."""
     if step <= config.warmup:
@@ -234,17 +149,28 @@ class _Run:
         if path := checkpoint.latest(config.out):
             tensors, meta = checkpoint.load(path)
             if meta["corpus"] != corpus.digest:
-                raise ValueError(f"data {config.data!r} has changed since {path} was written (sha256 was "
-                                 f"{meta['corpus'][:12]}, is {corpus.digest[:12]}); restore it, or use another out")
+                raise ValueError(
+                    f"data {config.data!r} has changed since {path} was written (sha256 was "
+                    f"{meta['corpus'][:12]}, is {corpus.digest[:12]}); restore it, or use another out"
+                )
             checkpoint.restore_training_state(tensors, self.model, self.optimizer)
             start = meta["step"]
         self.log.cut(start)
         if start < config.steps:
-            about = {"digest": corpus.digest, "description": corpus.description,
-                     "bytes_train": len(corpus.train), "bytes_heldout": len(corpus.heldout),
-                     "files_train": corpus.files_train, "files_heldout": corpus.files_heldout}
-            record_environment(config.out, config.device, {"preset": config.preset, "seed": config.seed,
-                                                           "threads": config.threads, "corpus": about}, start)
+            about = {
+                "digest": corpus.digest,
+                "description": corpus.description,
+                "bytes_train": len(corpus.train),
+                "bytes_heldout": len(corpus.heldout),
+                "files_train": corpus.files_train,
+                "files_heldout": corpus.files_heldout,
+            }
+            record_environment(
+                config.out,
+                config.device,
+                {"preset": config.preset, "seed": config.seed, "threads": config.threads, "corpus": about},
+                start,
+            )
         return start
 
     def advance(self, step: int) -> dict[str, Any]:
@@ -279,8 +205,15 @@ class _Run:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
-        return {"step": step, "loss": loss, "balance": balance, "lr": lr, "grad_norm": norm,
-                "tokens": step * config.batch * config.model.sequence, "seconds": time.perf_counter() - began}
+        return {
+            "step": step,
+            "loss": loss,
+            "balance": balance,
+            "lr": lr,
+            "grad_norm": norm,
+            "tokens": step * config.batch * config.model.sequence,
+            "seconds": time.perf_counter() - began,
+        }
 
     def _evaluate(self) -> float:
         """Return the held-out cross entropy, nats per token, grain by grain as in training."""
@@ -289,8 +222,10 @@ class _Run:
         self.model.eval()
         with torch.no_grad():
             # Step -1 names no training step: evaluation shares no random bits with one.
-            losses = [self.model(tokens, targets, Draw(config.seed, -1, grain)).ce.item()
-                      for grain, (tokens, targets) in enumerate(_grains(config, tokens_BS, targets_BS))]
+            losses = [
+                self.model(tokens, targets, Draw(config.seed, -1, grain)).ce.item()
+                for grain, (tokens, targets) in enumerate(_grains(config, tokens_BS, targets_BS))
+            ]
         self.model.train()
         return math.fsum(losses) / len(losses)
 
@@ -318,9 +253,10 @@ def _optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """Make AdamW over the FP32 master weights; weights of two or more dimensions decay."""
     named = list(model.named_parameters())
     assert all(weight.dtype == torch.float32 for _, weight in named), "master weights are FP32"
-    groups = [{"params": [(name, weight) for name, weight in named if weight.ndim >= 2],
-               "weight_decay": config.weight_decay},
-              {"params": [(name, weight) for name, weight in named if weight.ndim < 2], "weight_decay": 0.0}]
+    groups = [
+        {"params": [(name, weight) for name, weight in named if weight.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [(name, weight) for name, weight in named if weight.ndim < 2], "weight_decay": 0.0},
+    ]
     betas = (config.beta1, config.beta2)
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=config.lr, betas=betas)
 

@@ -3,8 +3,8 @@
 A small model's step is thousands of short operations. Threads would share each of them and wait for one another, which
 on a busy machine costs far more than it gains; whole runs share nothing. A run's bits do not depend on its neighbours.
 
-A worker ends when its parent has died, so no orphan holds a run's folder. All of it is resumable: what a stopped run has
-not saved is computed again by the next call.
+A worker ends when its parent has died, so no orphan holds a run's folder. All of it is resumable: what a stopped run
+has not saved is computed again by the next call.
 """
 
 import multiprocessing
@@ -28,13 +28,16 @@ class _Worker:
 
 
 def train_all(
-    configs: Sequence[TrainConfig], workers: int, on_step: Callable[[TrainConfig, dict[str, Any]], None]
+    configs: Sequence[TrainConfig],
+    workers: int,
+    on_step: Callable[[TrainConfig, dict[str, Any]], None],
+    on_end: Callable[[TrainConfig, Result], None],
 ) -> list[Result]:
     """Train, or resume, every run; at most `workers` at the same time, started in order.
 
     Args:
         configs: the runs, each with its own `out`. workers: 1 or more.
-        on_step: called with a run and the log record of its step, in this process.
+        on_step: called in this process with a run and the log record of its step. on_end: likewise with its result.
 
     Returns:
         The results in the order of `configs`.
@@ -58,6 +61,7 @@ def train_all(
                     on_step(worker.config, value)
                 elif kind == "result":
                     results[worker.config.out] = value
+                    on_end(worker.config, value)
                     worker.process.join()
                     del running[messages]
                 else:

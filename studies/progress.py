@@ -37,6 +37,8 @@ class Progress:
 
     def skip(self, units: int) -> None:
         """Count units that were done before; they do not enter the speed."""
+        if units == 0:
+            return
         self._done += units
         self._skipped += units
         if self._bar is not None:
@@ -44,6 +46,8 @@ class Progress:
             self._bar.n += units
             self._bar.last_print_n += units
             self._bar.refresh()
+        elif self._done == self._total:
+            print(self._line("done before"), file=self._stream, flush=True)
 
     def advance(self, units: int = 1, note: str = "") -> None:
         """Count units that have just been done; `note` says what."""

@@ -9,7 +9,7 @@ import html
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NewType
+from typing import Any, NewType
 
 Html = NewType("Html", str)
 
@@ -17,17 +17,17 @@ _CSS = """
 :root { color-scheme: light; }
 body { margin: 2.5rem auto; padding: 0 1.1rem; max-width: 56rem; background: #fff; color: #1c1c1c;
        font: 1.03rem/1.55 Charter, "Bitstream Charter", Georgia, "DejaVu Serif", serif; overflow-wrap: break-word; }
-h1, h2, th, figcaption, caption, .note { font-family: system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+h1, h2, th, figcaption, .note { font-family: system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
 h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .6rem; }
 h2 { font-size: 1.2rem; line-height: 1.3; margin: 2.4rem 0 .5rem; padding-top: .9rem; border-top: 1px solid #d6d6d6; }
 p { margin: .6rem 0; max-width: 46rem; }
+.note { color: #4a4a4a; font-size: .85rem; line-height: 1.45; overflow-wrap: anywhere; }
 code, pre { font: .88em/1.5 ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
 code { overflow-wrap: anywhere; }
 pre { background: #f5f5f3; border-radius: 4px; padding: .7rem .9rem; white-space: pre-wrap; overflow-wrap: anywhere; }
-.scroll { overflow-x: auto; margin: 1rem 0; }
+.scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums lining-nums; line-height: 1.35; }
-caption, figcaption { caption-side: bottom; text-align: left; color: #4a4a4a; font-size: .85rem; line-height: 1.45;
-                      padding-top: .5rem; max-width: 46rem; }
+figcaption { color: #4a4a4a; font-size: .85rem; line-height: 1.45; padding-top: .5rem; max-width: 46rem; }
 th, td { padding: .34rem .9rem .34rem 0; text-align: left; vertical-align: baseline; }
 th:last-child, td:last-child { padding-right: 0; }
 th.number, td.number { text-align: right; white-space: nowrap; }
@@ -35,7 +35,6 @@ thead th { font-size: .82rem; border-bottom: 1.5px solid #1c1c1c; vertical-align
 tbody td { border-bottom: 1px solid #e3e3e3; }
 figure { margin: 1.2rem 0; }
 figure img { display: block; width: 100%; height: auto; }
-figure .scroll { margin: 0; }
 figure .wide { min-width: 38rem; }
 .row { display: flex; flex-wrap: wrap; gap: 0 1.5rem; }
 .row figure { flex: 1 1 20rem; min-width: 0; }
@@ -78,6 +77,11 @@ def paragraph(text: str, lead: str = "") -> Html:
     return Html(f"<p>{start}{_text(text)}</p>")
 
 
+def note(text: str) -> Html:
+    """A remark in small print."""
+    return Html(f'<p class="note">{_text(text)}</p>')
+
+
 def bullets(items: Iterable[str]) -> Html:
     """A list of sentences."""
     return Html("<ul>\n" + "\n".join(f"<li>{_text(item)}</li>" for item in items) + "\n</ul>")
@@ -103,11 +107,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "
             f"<{tag}{kind}>{_text(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)
         ) + "</tr>"
 
-    below = f"<caption>{_text(caption)}</caption>\n" if caption else ""
     body = "\n".join(line("td", row) for row in rows)
+    head = line("th", header)
+    below = f"<figcaption>{_text(caption)}</figcaption>" if caption else ""
     return Html(
-        f'<div class="scroll"><table>\n{below}<thead>{line("th", header)}</thead>\n<tbody>\n{body}\n</tbody>\n'
-        "</table></div>"
+        f'<figure><div class="scroll"><table>\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
+        f"{below}</figure>"
     )
 
 
@@ -119,7 +124,8 @@ def figure(image: bytes, alt: str, caption: str = "", wide: bool = False) -> Htm
     """
     kind = "png" if image.startswith(b"\x89PNG") else "svg+xml"
     source = f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
-    img = f'<img{" class=" + chr(34) + "wide" + chr(34) if wide else ""} src="{source}" alt="{html.escape(alt)}">'
+    size = ' class="wide"' if wide else ""
+    img = f'<img{size} src="{source}" alt="{html.escape(alt)}">'
     below = f"<figcaption>{_text(caption)}</figcaption>" if caption else ""
     return Html(f'<figure><div class="scroll">{img}</div>{below}</figure>')
 
@@ -133,17 +139,23 @@ def study(folder: Path) -> list[Html]:
     """The parts that tell of a finished study: what the harness wrote into `folder`."""
     meta = json.loads((folder / "meta.json").read_bytes())
     about = meta["environment"]
-    commit = f", commit {about['commit']}" if about["commit"] else ""
     return [
         heading(meta["title"]),
         paragraph(meta["question"], "Question."),
         paragraph(meta["finding"], "Finding."),
         figure((folder / "figure.svg").read_bytes(), meta["title"], meta["caption"], wide=True),
-        paragraph(
+        note(
             f"{meta['date'][:10]}, {meta['seconds']:.0f} s on {meta['device']}{', fast version' * meta['fast']}; "
-            f"torch {about['torch']}, Python {about['python']}{commit}. Again with: {meta['command']}"
+            f"fourbit {version(about)}, torch {about['torch']}; made by: {meta['command']}"
         ),
     ]
+
+
+def version(environment: dict[str, Any]) -> str:
+    """The project's own version in an environment of `reference.monitor`, with the commit if there is one."""
+    commit, plus, changes = (environment["commit"] or "").partition("+")
+    parts = [environment["fourbit"] or "", f"commit {commit[:12]}{plus}{changes}" if commit else ""]
+    return " ".join(filter(None, parts)) or "not installed"
 
 
 def studies(folders: Sequence[Path]) -> str:

@@ -35,7 +35,7 @@ from .progress import Progress
 from .result import Result, Study
 
 DRAWS = (1, 2, 4, 8, 16, 32, 64)
-ROUNDINGS = {"nearest": nm.Rounding.NEAREST_EVEN, "stochastic": nm.Rounding.STOCHASTIC}
+ROUNDINGS = {"stochastic": nm.Rounding.STOCHASTIC, "nearest": nm.Rounding.NEAREST_EVEN}
 EXAMPLE_COPIES = 4096
 
 
@@ -180,7 +180,11 @@ def find(rows: pd.DataFrame, example: pd.DataFrame) -> str:
 
 
 def _each(found: dict[str, dict[str, Interval]], what: str, digits: int, factor: float = 1.0) -> str:
-    return listed([f"{key} {each[what].text(digits, factor)}" for key, each in found.items()])
+    told = {}
+    for key, each in found.items():
+        rounding, operand = key.split(" on ")
+        told.setdefault(rounding, []).append(f"{each[what].text(digits, factor)} on {operand}")
+    return "; ".join(f"{rounding} {listed(texts)}" for rounding, texts in told.items())
 
 
 def _sides(what: str, inside: dict[str, bool]) -> str:

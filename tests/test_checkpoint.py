@@ -89,7 +89,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
 def test_a_write_is_flushed_before_and_after_it_is_moved_into_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = []
+    calls: list[str] = []
     fsync, replace = os.fsync, os.replace
 
     def watch_fsync(descriptor: int) -> None:
@@ -107,6 +107,9 @@ def test_a_write_is_flushed_before_and_after_it_is_moved_into_place(
     monkeypatch.setattr(os, "replace", watch_replace)
     checkpoint.write_atomic(tmp_path / "x", b"contents")
     assert calls == [f".x.{os.getpid()}.tmp", "replace", tmp_path.name]
+    calls.clear()
+    checkpoint.make_folder(tmp_path / "a" / "b")
+    assert calls == [tmp_path.name, "a"] and (tmp_path / "a" / "b").is_dir()
 
 
 def test_json_is_whole_and_refuses_what_json_lacks(tmp_path: Path) -> None:

@@ -101,11 +101,11 @@ def test_every_word_of_key_and_counter_matters():
 
 
 def test_fields_are_uniform():
-    """2^18 fields of each of the 16 places: mean within 5 standard errors of 32767.5 (sd 18918.6)."""
-    line, group = torch.arange(1 << 8).view(-1, 1), torch.arange(1 << 10)
+    """2^16 fields of each of the 16 places: mean within 5 standard errors of 32767.5 (sd 18918.6)."""
+    line, group = torch.arange(1 << 6).view(-1, 1), torch.arange(1 << 10)
     for bits in (4, 8):
         fields = nm.Random((11, 12)).fields(0, line, group, bits).to(torch.float64).flatten(0, 1)
-        assert float((fields.mean(0) - 32767.5).abs().max()) < 5 * 18918.6 / 2**9
+        assert float((fields.mean(0) - 32767.5).abs().max()) < 5 * 18918.6 / 2**8
 
 
 def test_errors():

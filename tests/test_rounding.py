@@ -98,7 +98,9 @@ def with_nonnegative_exponents(x: torch.Tensor, fmt: nm.Format) -> torch.Tensor:
 
 @pytest.mark.parametrize(("fmt", "mode"), CASES, ids=name)
 def test_all_bfloat16_inputs(fmt: nm.Format, mode: nm.Rounding):
+    """All 65,536 to nearest even; the other modes take every third."""
     x = with_nonnegative_exponents(bfloat16_inputs(), fmt)
+    x = x if mode is nm.Rounding.NEAREST_EVEN else x[::3]
     assert_codes(nm.encode(x, fmt, mode), expected(x, fmt, mode), x)
 
 
@@ -120,7 +122,7 @@ def test_bf16_grid_points_and_midpoints_one_ulp_around(mode: nm.Rounding, dtype:
 
 @pytest.mark.parametrize(("fmt", "mode"), CASES, ids=name)
 def test_random_float32_patterns(fmt: nm.Format, mode: nm.Rounding):
-    x = with_nonnegative_exponents(float32_patterns(20_000), fmt)
+    x = with_nonnegative_exponents(float32_patterns(10_000), fmt)
     assert_codes(nm.encode(x, fmt, mode), expected(x, fmt, mode), x)
 
 
@@ -283,13 +285,13 @@ def test_e8m0_table(x: float, toward_zero: int, toward_positive: int):
         assert oracle.nearest(float(value), nm.E8M0, MODES[mode]) == code
 
 
-@pytest.mark.parametrize(("x", "toward_zero", "toward_positive"), E8M0_TABLE)
-def test_e8m0_ignores_the_sign(x: float, toward_zero: int, toward_positive: int):
+def test_e8m0_ignores_the_sign():
     """`cvt.{rz,rp}.satfinite.ue8m0x2` convert the magnitude: the destination has no sign."""
-    value = torch.tensor(-x, dtype=torch.float32)
-    for mode, code in ((nm.Rounding.TOWARD_ZERO, toward_zero), (nm.Rounding.TOWARD_POSITIVE, toward_positive)):
-        assert oracle.nearest(float(value), nm.E8M0, MODES[mode]) == code
-        assert int(nm.encode(value, nm.E8M0, mode)) == code
+    x = -torch.tensor([row[0] for row in E8M0_TABLE], dtype=torch.float32)
+    for mode, column in ((nm.Rounding.TOWARD_ZERO, 1), (nm.Rounding.TOWARD_POSITIVE, 2)):
+        table = [row[column] for row in E8M0_TABLE]
+        assert [oracle.nearest(value, nm.E8M0, MODES[mode]) for value in x.tolist()] == table
+        assert nm.encode(x, nm.E8M0, mode).tolist() == table
 
 
 def test_e8m0_nearest_rounds_at_one_and_a_half():

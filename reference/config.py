@@ -1,0 +1,102 @@
+"""What a training run is: every field of the command line, and what each may be."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from .model import ModelConfig
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train a small mixture-of-experts language model on bytes; the same command in the same folder resumes."""
+
+    out: Path
+    """Run folder; made if missing, resumed if it holds this run."""
+    preset: str = "fourbit"
+    """Recipe of number formats: bf16, mxfp8, fourbit or fourbit_rn."""
+    data: str | None = None
+    """Text file, folder or glob to train on; Python's own standard library if left out."""
+    steps: int = 300
+    """Optimizer steps of the whole run."""
+    batch: int = 4
+    """Sequences a step."""
+    grain: int = 4
+    """Sequences that pass through the model together; their token blocks and random bits depend on it."""
+    lr: float = 3e-3
+    """Peak learning rate."""
+    warmup: int = 20
+    """Steps of linear warm-up."""
+    min_lr_ratio: float = 0.1
+    """Final learning rate as a share of the peak."""
+    weight_decay: float = 0.1
+    """AdamW's decay, on weights of two or more dimensions."""
+    beta1: float = 0.9
+    """AdamW's decay of the first moment."""
+    beta2: float = 0.95
+    """AdamW's decay of the second moment."""
+    clip: float = 1.0
+    """Largest global norm of the gradient."""
+    eval_every: int = 50
+    """Steps between held-out evaluations; the last step is always evaluated."""
+    eval_sequences: int = 64
+    """Held-out sequences per evaluation, the same ones each time."""
+    checkpoint_every: int = 100
+    """Steps between checkpoints; the last step always has one."""
+    seed: int = 0
+    """Decides initial weights, batches and stochastic rounding."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to train; never chosen for you."""
+    threads: int = 2
+    """CPU threads; FP32 sums depend on them."""
+    progress: Literal["auto", "show", "hide"] = "auto"
+    """Progress bar; auto shows it on a terminal."""
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    """Dimensions of the model."""
+
+
+def check(config: TrainConfig) -> None:
+    """Check every field of `config` that needs no file.
+
+    Raises:
+        ValueError: names the field, its value and what would do.
+    """
+    c, finite = config, math.inf
+    rules = [
+        ("steps", c.steps >= 1, "use 1 or more"),
+        ("grain", c.grain >= 1, "use 1 or more"),
+        ("batch", c.batch >= 1 and c.batch % max(1, c.grain) == 0, f"use a multiple of grain {c.grain}"),
+        ("lr", 0 < c.lr < finite, "use a positive number"),
+        ("warmup", 0 <= c.warmup <= c.steps, f"use 0 to {c.steps}, the number of steps"),
+        ("min_lr_ratio", 0 <= c.min_lr_ratio <= 1, "use 0 to 1"),
+        ("weight_decay", 0 <= c.weight_decay < finite, "use 0 or more"),
+        ("beta1", 0 <= c.beta1 < 1, "use 0 or more, below 1"),
+        ("beta2", 0 <= c.beta2 < 1, "use 0 or more, below 1"),
+        ("clip", 0 < c.clip < finite, "use a positive number"),
+        ("eval_every", c.eval_every >= 1, "use 1 or more"),
+        (
+            "eval_sequences",
+            c.eval_sequences >= 1 and c.eval_sequences % max(1, c.grain) == 0,
+            f"use a multiple of grain {c.grain}",
+        ),
+        ("checkpoint_every", c.checkpoint_every >= 1, "use 1 or more"),
+        ("seed", 0 <= c.seed < 2**32, "use 0 to 4294967295"),
+        ("threads", c.threads >= 1, "use 1 or more"),
+        ("device", c.device in ("cpu", "cuda"), "use 'cpu' or 'cuda'"),
+        ("device", c.device != "cuda" or torch.cuda.is_available(), "this torch sees no CUDA device; use 'cpu'"),
+        ("progress", c.progress in ("auto", "show", "hide"), "use 'auto', 'show' or 'hide'"),
+    ]
+    for name, good, remedy in rules:
+        if not good:
+            raise ValueError(f"{name} {getattr(config, name)!r} cannot be used; {remedy}")
+    for name, value in dataclasses.asdict(c.model).items():
+        if not math.isfinite(value):
+            raise ValueError(f"model.{name} {value} cannot be used; use a finite number")
+    if c.model.sequence < 1:
+        raise ValueError(f"model.sequence {c.model.sequence} cannot be used; use 1 or more")
+    if c.model.vocab < 256:
+        raise ValueError(f"model.vocab {c.model.vocab} cannot hold every byte; use 256 or more")

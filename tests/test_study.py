@@ -1,0 +1,277 @@
+"""The harness, the page maker, the plots, the intervals and the progress lines, around studies made for the purpose.
+
+Contract: a study's folder is complete or as it was before; files hold what the study returned; pages need nothing from
+outside; nothing global changes. Oracle for intervals: tables of Student's t, and hand calculation.
+"""
+
+import io
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib
+import pandas as pd
+import pytest
+import torch
+
+from studies import interval, plots, progress, report, requantization, study
+from studies.result import Result, Study
+
+FILES = ["figure.png", "figure.svg", "finding.md", "meta.json", "rows.csv"]
+
+
+def measure(fast: bool) -> Result:
+    """A study of nothing."""
+    with plots.style():
+        figure, (axes,) = plots.panels(1, plots.COLUMN, 2)
+        axes.plot([1, 2], [3, 4], color=plots.BLUE)
+    rows = pd.DataFrame({"x": [1, 2], "y": [0.1, 1 / 3], "fast": fast})
+    return Result(rows, figure, "A line.", "It is 0.50 ± 0.25 (n = 2).", (7, 8), {"mean": 0.5})
+
+
+TOY = Study("toy", "A toy", "Is 1 < 2?", measure)
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """Contents of all files, by relative name."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_study_leaves_all_its_files(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "studies"
+    folder = study.run_study(TOY, out, True, "fourbit study run toy --fast")
+    assert folder == out / "toy" and [path.name for path in out.iterdir()] == ["toy"]
+    assert sorted(snapshot(folder)) == FILES
+    assert (folder / "rows.csv").read_text() == f"x,y,fast\n1,0.1,True\n2,{1 / 3!r},True\n"
+    assert (folder / "finding.md").read_text() == "**Is 1 < 2?** It is 0.50 ± 0.25 (n = 2).\n"
+    assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in (folder / "figure.svg").read_bytes()
+    meta = json.loads((folder / "meta.json").read_text())
+    known = {"name": "toy", "seeds": [7, 8], "rows": 2, "fast": True, "device": "cpu", "summary": {"mean": 0.5}}
+    assert known.items() <= meta.items() and meta["command"] == "fourbit study run toy --fast"
+    versions = {"python", "torch", "numpy", "scipy", "pandas", "matplotlib", "fourbit", "commit", "device"}
+    assert versions <= meta["environment"].keys()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", meta["date"])
+
+
+def test_a_study_that_fails_writes_nothing(tmp_path: Path) -> None:
+    def fail(fast: bool) -> Result:
+        raise RuntimeError("no answer")
+
+    with pytest.raises(RuntimeError, match="no answer"):
+        study.run_study(replace(TOY, run=fail), tmp_path / "out", False, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("former", [False, True], ids=["first", "again"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_write_that_fails_leaves_things_as_they_were(
+    name: str, former: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk refuses one of the files, after others have been written."""
+    if former:
+        study.run_study(TOY, tmp_path, True, "before")
+    before = snapshot(tmp_path)
+    made = Path.write_text, Path.write_bytes, pd.DataFrame.to_csv, study.write_json
+
+    def refusing(function):  # noqa: ANN001, ANN202
+        def write(*args, **options):  # noqa: ANN002, ANN003, ANN202
+            if any(Path(arg).name == name for arg in args if isinstance(arg, (str, Path))):
+                raise OSError(28, "No space left on device")
+            return function(*args, **options)
+
+        return write
+
+    monkeypatch.setattr(Path, "write_text", refusing(made[0]))
+    monkeypatch.setattr(Path, "write_bytes", refusing(made[1]))
+    monkeypatch.setattr(pd.DataFrame, "to_csv", refusing(made[2]))
+    monkeypatch.setattr(study, "write_json", refusing(made[3]))
+    with pytest.raises(OSError, match="No space"):
+        study.run_study(TOY, tmp_path, False, "now")
+    assert snapshot(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["toy"] * former
+
+
+def test_a_second_run_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    folder = study.run_study(TOY, tmp_path, True, "first")
+    (folder / "stray").touch()
+    study.run_study(TOY, tmp_path, False, "second")
+    assert sorted(snapshot(folder)) == FILES and [path.name for path in tmp_path.iterdir()] == ["toy"]
+    assert json.loads((folder / "meta.json").read_text())["command"] == "second"
+
+
+def test_threads_are_set_for_the_study_alone(tmp_path: Path) -> None:
+    seen = []
+    before = torch.get_num_threads()
+    watched = replace(TOY, run=lambda fast: seen.append(torch.get_num_threads()) or measure(fast), threads=before + 1)
+    study.run_study(watched, tmp_path, True, "")
+    assert (seen, torch.get_num_threads()) == ([before + 1], before)
+
+
+def test_an_unknown_study_is_told_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"study 'nonsense' is unknown; the known ones are requantization"):
+        study.main(["run", "nonsense"])
+
+
+def test_studies_are_listed_with_their_questions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert study.main(["list"]) == 0
+    assert capsys.readouterr().out == f"requantization: {requantization.STUDY.question}\n"
+    assert all(name == each.name and each.question.endswith("?") for name, each in study.STUDIES.items())
+
+
+def test_run_and_report_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(study.STUDIES, "toy", TOY)
+    with pytest.raises(ValueError, match="holds no finished study; run one: fourbit study run requantization"):
+        study.main(["report", "--out", str(tmp_path)])
+    assert list(tmp_path.iterdir()) == []
+    assert study.main(["run", "toy", "--fast", "--out", str(tmp_path)]) == 0
+    assert "It is 0.50 ± 0.25 (n = 2)." in capsys.readouterr().out
+    assert json.loads((tmp_path / "toy/meta.json").read_text())["command"] == f"fourbit study run toy --fast --out {tmp_path}"
+    assert study.main(["report", "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert_self_contained(page)
+    assert "Is 1 &lt; 2?" in page and "A line." in page and page.count("<img ") == 1
+
+
+def test_an_out_that_is_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="is a file; name a folder"):
+        study.run_study(TOY, tmp_path / "file", True, "")
+
+
+def assert_self_contained(page: str) -> None:
+    """No script, and every source, address and style is inside the page."""
+    assert "<script" not in page and "@import" not in page
+    for address in re.findall(r"""(?:src|href|srcset|data|url)\s*[=(]\s*["']?([^"'\s>)]+)""", page):
+        assert address.startswith("data:"), address
+
+
+@pytest.mark.parametrize(
+    "bad", ['<img src="http://x/a.png">', "<img src='a.png'>", '<link href="//x/a.css">', "<p style='background:url(a)'>"]
+)
+def test_the_check_of_pages_finds_what_comes_from_outside(bad: str) -> None:
+    with pytest.raises(AssertionError):
+        assert_self_contained(report.page("x", report.Html(bad)))
+
+
+def test_pages_escape_plain_text() -> None:
+    evil = '<b>&"'
+    for part in (
+        report.heading(evil), report.paragraph(evil, evil), report.note(evil), report.bullets([evil]), report.command(evil),
+        report.facts([(evil, evil)]), report.table([evil, evil], [[evil, evil]], evil), report.figure(b"", evil, evil),
+    ):
+        assert "<b>" not in part and "&lt;b&gt;&amp;" in part
+    assert "<b>" not in report.page(evil)
+
+
+def test_tables_align_numbers_right() -> None:
+    table = report.table(("name", "n"), [("a", "1")])
+    assert '<td>a</td><td class="number">1</td>' in table and '<th>name</th><th class="number">n</th>' in table
+
+
+def test_equal_figures_have_equal_bytes_and_the_style_stays_inside() -> None:
+    before = dict(matplotlib.rcParams)
+    assert plots.render(measure(True).figure, "svg") == plots.render(measure(True).figure, "svg")
+    assert plots.render(measure(True).figure, "png") == plots.render(measure(True).figure, "png")
+    assert dict(matplotlib.rcParams) == before
+    with pytest.raises(ValueError, match="kind='pdf': use 'svg' or 'png'"):
+        plots.render(measure(True).figure, "pdf")
+
+
+def test_pngs_are_sharp(tmp_path: Path) -> None:
+    plots.save(measure(True).figure, tmp_path / "a.png")
+    width = int.from_bytes((tmp_path / "a.png").read_bytes()[16:20], "big")
+    assert width / plots.COLUMN >= 150
+
+
+def test_import_opens_no_window_and_changes_no_setting() -> None:
+    code = (
+        "import sys, matplotlib as m; before = dict(m.rcParams); import studies.study, studies.demo;"
+        "print(dict(m.rcParams) == before, 'matplotlib.pyplot' in sys.modules)"
+    )
+    root = Path(study.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\n"
+
+
+def test_student_interval() -> None:
+    """1, 2, 3: mean 2, standard deviation 1, t(.975, 2) = 4.30265, so half = 4.30265 / sqrt 3."""
+    found = interval.interval([1.0, 2.0, 3.0])
+    assert (found.mean, found.half) == (2.0, pytest.approx(2.48414, abs=1e-5))
+    assert found.holds(4.48) and not found.holds(4.49) and found.text(2) == "2.00 ± 2.48"
+    assert interval.Interval(-1e-9, 0.001).text(1, 1e3) == "0.0 ± 1.0"
+    with pytest.raises(ValueError, match="values has 1 entries; an interval needs two or more"):
+        interval.interval([1.0])
+
+
+def test_share_interval() -> None:
+    """No success in 10: 0 to 1 - .025^(1/10), exactly; and symmetry."""
+    low, high = interval.share_interval(0, 10)
+    assert (low, high) == (0.0, pytest.approx(1 - 0.025**0.1, rel=1e-9))
+    assert interval.share_interval(10, 10) == pytest.approx((1 - high, 1.0))
+
+
+def test_lists_in_words() -> None:
+    assert [interval.listed("abc"[:n]) for n in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that stands where the test puts it."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_progress_in_a_file_is_a_line_each_twentieth(clock: list[float]) -> None:
+    stream = io.StringIO()
+    with progress.Progress(1000, "work", stream) as bar:
+        for _ in range(1000):
+            clock[0] += 1.0
+            bar.advance(1, "note")
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 20
+    assert lines[0] == "work:   5 %, note, 0:50 passed, about 15:50 left"
+    assert lines[-1] == "work: 100 %, note, 16:40 passed"
+
+
+def test_fast_progress_tells_its_end_alone(clock: list[float]) -> None:
+    stream = io.StringIO()
+    with progress.Progress(100, "work", stream) as bar:
+        for _ in range(100):
+            clock[0] += 0.01
+            bar.advance()
+    assert stream.getvalue() == "work: 100 %, 0:01 passed\n"
+
+
+def test_what_was_done_before_does_not_count_as_speed(clock: list[float]) -> None:
+    stream = io.StringIO()
+    with progress.Progress(100, "work", stream) as bar:
+        bar.skip(50)
+        clock[0] += 10.0
+        bar.advance(10)
+        bar.skip(40)
+    assert stream.getvalue().splitlines() == [
+        "work:  60 %, 0:10 passed, about 0:40 left", "work: 100 %, done before, 0:10 passed"
+    ]
+
+
+def test_progress_on_a_terminal_is_a_bar() -> None:
+    stream = Terminal()
+    with progress.Progress(4, "work", stream) as bar:
+        bar.skip(1)
+        for _ in range(3):
+            bar.advance(1, "note")
+    assert "100%" in stream.getvalue() and "4/4" in stream.getvalue() and stream.getvalue().count("\n") == 1
