@@ -106,19 +106,19 @@ def _nan(fmt: Format) -> int:
 def nearest(value: float, fmt: Format, mode: str = "nearest_even") -> int:
     """Code of `value` under one of `MODES`: saturating, sign of zero kept, NaN by `_nan` (PTX cvt ... .satfinite).
 
-    Directed modes look at the signed value, except that E8M0 ignores the sign (PTX cvt.rp/.rz.ue8m0x2). Ties to even:
-    to the even code, which is the even significand; in E8M0 up, as its neighbours are 1 and 2 quanta of the lower one.
+    Directed modes look at the signed value. E8M0 has no negative numbers: they become its NaN, as in ml_dtypes, where
+    the instruction would take the magnitude. Ties to even: to the even code, which is the even significand; in E8M0
+    up, as its neighbours are 1 and 2 quanta of the lower one.
     """
-    if math.isnan(value):
+    if math.isnan(value) or (fmt.kind == "exponent" and value < 0):
         return _nan(fmt)
     below, above, fraction = _neighbours(value, fmt)
     if fraction == 0:
         return below
-    negative = fmt.kind != "exponent" and value < 0
     if mode == "toward_zero":
         return below
     if mode in ("toward_positive", "toward_negative"):
-        return above if (mode == "toward_positive") != negative else below
+        return above if (mode == "toward_positive") != (value < 0) else below
     if mode not in MODES:
         raise ValueError(f"mode={mode!r}: use one of {', '.join(MODES)}")
     if fraction != Fraction(1, 2):

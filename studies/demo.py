@@ -106,7 +106,7 @@ def train_config(config: DemoConfig, preset: str) -> TrainConfig:
         data=config.data,
         steps=config.steps,
         warmup=min(20, config.steps // 4),
-        eval_every=max(1, config.steps // _EVALUATIONS),
+        eval_every=-(-config.steps // _EVALUATIONS),
         checkpoint_every=50,
         seed=config.seed,
         device=config.device,

@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from numerics import ops
+from reference.checkpoint import checkpoint_path
 from reference.train import Result, TrainConfig, TrainingStopped, train
 
 
@@ -52,9 +53,14 @@ def train_all(
     try:
         while waiting or running:
             while waiting and len(running) < workers:
-                worker = _start(waiting.pop(0))
-                running[worker.messages] = worker
-            for messages in wait(list(running)):
+                config = waiting.pop(0)
+                if checkpoint_path(config.out, config.steps).exists():
+                    results[config.out] = train(config, ops)  # finished before: no process is needed to read it
+                    on_end(config, results[config.out])
+                else:
+                    worker = _start(config)
+                    running[worker.messages] = worker
+            for messages in wait(list(running)) if running else ():
                 worker = running[messages]
                 kind, value = _receive(worker)
                 if kind == "step":

@@ -1,7 +1,8 @@
 """The demo, on a tiny model and a small text: four runs, one study, one page that needs nothing from outside.
 
-Contract: all presets start from the same weights and see the same batches; a second call repeats no step; what a worker
-says, a mistake included, arrives; the page's words follow the numbers. Oracle: the runs' own logs, and hand calculation.
+Contract: all presets start from the same weights and see the same batches; a second call repeats no step; what a
+worker says, a mistake included, arrives; the page's words follow the numbers. Oracle: the runs' own logs, and hand
+calculation.
 """
 
 import json
@@ -111,8 +112,12 @@ def test_a_worker_that_dies_is_told(config: demo.DemoConfig) -> None:
         parallel._receive(worker)
 
 
-@pytest.mark.parametrize(("change", "words"), [({"steps": 7}, "steps=7: .* use 8 or more"), ({"workers": 0}, "workers=0")])
-def test_bad_arguments_start_nothing(change: dict[str, int], words: str, config: demo.DemoConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "words"), [({"steps": 7}, "steps=7: .* use 8 or more"), ({"workers": 0}, "workers=0: use 1 or more")]
+)
+def test_bad_arguments_start_nothing(
+    change: dict[str, int], words: str, config: demo.DemoConfig, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=words):
         demo.demo(replace(config, out=tmp_path / "out", **change))
     assert list(tmp_path.iterdir()) == []

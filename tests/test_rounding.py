@@ -285,13 +285,14 @@ def test_e8m0_table(x: float, toward_zero: int, toward_positive: int):
         assert oracle.nearest(float(value), nm.E8M0, MODES[mode]) == code
 
 
-def test_e8m0_ignores_the_sign():
-    """`cvt.{rz,rp}.satfinite.ue8m0x2` convert the magnitude: the destination has no sign."""
+def test_e8m0_has_no_negative_numbers():
+    """Policy: NaN, as ml_dtypes gives; `cvt.{rz,rp}.satfinite.ue8m0x2` would convert the magnitude. -0 is a zero."""
     x = -torch.tensor([row[0] for row in E8M0_TABLE], dtype=torch.float32)
-    for mode, column in ((nm.Rounding.TOWARD_ZERO, 1), (nm.Rounding.TOWARD_POSITIVE, 2)):
-        table = [row[column] for row in E8M0_TABLE]
-        assert [oracle.nearest(value, nm.E8M0, MODES[mode]) for value in x.tolist()] == table
-        assert nm.encode(x, nm.E8M0, mode).tolist() == table
+    for mode in (nm.Rounding.TOWARD_ZERO, nm.Rounding.TOWARD_POSITIVE):
+        wanted = [0 if value == 0 else 255 for value in x.tolist()]
+        assert [oracle.nearest(value, nm.E8M0, MODES[mode]) for value in x.tolist()] == wanted
+        assert nm.encode(x, nm.E8M0, mode).tolist() == wanted
+    assert x[x < 0].numpy().astype(ml_dtypes.float8_e8m0fnu).view(np.uint8).tolist() == [255] * int((x < 0).sum())
 
 
 def test_e8m0_nearest_rounds_at_one_and_a_half():
