@@ -6,8 +6,8 @@ Blocks run along one axis, from its start (or from the start of each expert grou
 `quantize` makes a `BlockTensor`, `BlockTensor.dequantize` reads it, `requantize` makes another from its values,
 never from the originals. Codes, scales and outers are equal on every device.
 
-NaN and Inf: a block that holds one gets a NaN scale; outer scales follow the other blocks. The codes of such a
-block are +-max with the signs of the input. Zero rows, empty groups, all-zero blocks and tensors are ordinary.
+NaN and Inf: a block that holds one gets a NaN scale and codes of +max; outer scales follow the other blocks. Zero
+rows, empty groups, all-zero blocks and tensors are ordinary.
 """
 
 from __future__ import annotations
@@ -199,6 +199,7 @@ def quantize(
     scales, codes = chosen.apply(Block(blocks, amax, scale, s_enc, fmt.element, rounding, bits))
     assert fmt.scale.nan_code is not None
     scales = torch.where(finite, scales, fmt.scale.nan_code).to(torch.uint8)
+    codes = torch.where(finite, codes, fmt.element.max_code).to(torch.uint8)  # a computed NaN has no defined sign
     return BlockTensor(
         codes=partition.join(codes).movedim(-1, axis),
         scales=scales.squeeze(-1).movedim(-1, axis),

@@ -63,7 +63,7 @@ def _transform(x: Any, size: int, signs: Tensor | None, axis: int, inverse: bool
     signs = signs.to(device=tensor.device, dtype=torch.float32)
     y = tensor.to(torch.float32).movedim(axis, -1)
     shape = y.shape
-    y = y.reshape(*shape[:-1], -1, size)
+    y = y.unflatten(-1, (shape[-1] // size, size))
     y = _butterfly(y) * signs if inverse else _butterfly(y * signs)
     y = y.reshape(shape).movedim(-1, axis)
     return y.numpy() if is_numpy else y

@@ -125,7 +125,8 @@ def exact_product(a: Tensor, b: Tensor) -> Tensor:
 
     Args: a (..., M, K), b (..., N, K): float32, or float64 holding products of a few float32 factors.
 
-    A row that holds NaN or Inf gives what IEEE arithmetic gives in any order: NaN, or infinity where signs agree.
+    A sum that is exactly zero is +0. A row that holds NaN or Inf gives what IEEE arithmetic gives in any order: NaN, or
+    infinity where signs agree.
     """
     a, b = a.to(torch.float64), b.to(torch.float64)
     wild_a, wild_b = ~torch.isfinite(a).all(-1), ~torch.isfinite(b).all(-1)
@@ -134,7 +135,7 @@ def exact_product(a: Tensor, b: Tensor) -> Tensor:
         return torch.where(wild_a[..., :, None] | wild_b[..., None, :], (a @ b.mT).to(torch.float32), tame)
     carry = max(a.shape[-1] - 1, 0).bit_length()  # bits that a sum of K terms can grow by
     if _width(a) + _width(b) + carry <= 53:
-        return (a @ b.mT).to(torch.float32)
+        return (a @ b.mT + 0.0).to(torch.float32)  # a library may return -0 for an empty or zero sum
     bits = (53 - carry) // 2 - 1
     slices_b = _slices(b, bits)
     return _round_expansion([x @ y.mT for x in _slices(a, bits) for y in slices_b])
@@ -182,7 +183,7 @@ def _round_expansion(sums: list[Tensor]) -> Tensor:
         total, low = _two_sum(head, part)
         settled = tail != 0
         head, tail = torch.where(settled, head, total), torch.where(settled, tail, low)
-    return _to_odd(head, tail).to(torch.float32)
+    return _to_odd(head + 0.0, tail).to(torch.float32)
 
 
 def _two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -47,10 +47,7 @@ class Block:
     random_bits: Tensor | None
 
     def encode(self, scaled: Tensor) -> Tensor:
-        """Element codes of `scaled`, uint8 like x, with the signs of x, saturating.
-
-        A NaN becomes max with the sign bit that x has: the block's scale is NaN, and the codes are the same everywhere.
-        """
+        """Element codes of `scaled`, uint8 like x, signs of x, saturating; the caller replaces those of NaN."""
         # as integers NaN exceeds infinity, and infinity every number: one clamp saturates all three
         largest = float32_bits(self.element.max)
         magnitude = (scaled.view(torch.int32) & 0x7FFFFFFF).clamp_(max=largest).view(torch.float32)

@@ -80,7 +80,7 @@ def draw_losses(results: dict[str, Result]) -> Figure:
         axes.set_title("Loss")
         axes.set_xlabel("step")
         axes.set_ylabel("nats per byte")
-        axes.legend()
+        figure.legend(loc="outside lower center", ncols=4, columnspacing=1.2, handlelength=2)
     return figure
 
 
@@ -104,7 +104,7 @@ def draw_gaps(results: dict[str, Result], baseline: str) -> Figure:
         axes.set_title(f"Gap to {baseline}")
         axes.set_xlabel("step")
         axes.set_ylabel("nats per byte")
-        axes.legend()
+        figure.legend(loc="outside lower center", ncols=4, columnspacing=1.2, handlelength=2)
     return figure
 
 
@@ -157,7 +157,7 @@ def page(facts: Facts, table: pd.DataFrame, curves: tuple[Figure, Figure], study
         report.paragraph(_judge(table, facts.baseline)),
         report.row(
             report.figure(loss, "Loss against steps for each recipe", "Lines: training loss, running mean. Markers: "
-                          "held-out loss. The curves nearly coincide."),
+                          "held-out loss. The next figure has the differences."),
             report.figure(gap, f"Difference to {facts.baseline} against steps", "The same as differences to "
                           f"{facts.baseline} at equal steps: above zero is worse than {facts.baseline}."),
         ),

@@ -10,6 +10,7 @@ has not saved is computed again by the next call.
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -102,7 +103,8 @@ def _receive(worker: _Worker) -> tuple[str, Any]:
 
 def _work(config: TrainConfig, messages: Connection, parent: int) -> None:
     """The worker: train, and tell of each step, of the result or of the user's mistake."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this process with SIGTERM
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the default would leave semaphores behind
 
     def tell(record: dict[str, Any]) -> None:
         if os.getppid() != parent:

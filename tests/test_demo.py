@@ -153,6 +153,5 @@ def test_words_follow_the_numbers() -> None:
     assert "zero is outside the interval for fourbit and fourbit_rn." in words
     lines = demo_page.text_table(table, "bf16").splitlines()
     assert len(lines) == 5 and len({len(line) for line in lines}) == 1
-    gaps = demo_page.draw_gaps(runs, "bf16").axes[0]
-    assert [text.get_text() for text in gaps.get_legend().get_texts()] == PRESETS[1:]
-    assert len(demo_page.draw_losses(runs).axes[0].get_legend().get_texts()) == 4
+    for figure, presets in ((demo_page.draw_losses(runs), PRESETS), (demo_page.draw_gaps(runs, "bf16"), PRESETS[1:])):
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == presets

@@ -189,12 +189,13 @@ def test_an_operation_that_the_device_lacks_fails_alone(
     assert lines[3].endswith("0 differ, 1 cases failed")
 
 
-@pytest.mark.parametrize("cases", [0, 1])
+@pytest.mark.parametrize("names", [[], ["empty"], ["empty", "full"]])
 def test_comparing_nothing_is_not_passing(
-    cases: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    names: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    empty = Operation("empty", lambda d: {}, lambda i: {"x": torch.empty(0)}, data=("normal",))
-    monkeypatch.setattr(validate, "operations", lambda: [empty] * cases)
+    run = {"empty": lambda i: {"x": torch.empty(0)}, "full": lambda i: {"x": torch.ones(1)}}
+    cases = [Operation(name, lambda d: {}, run[name], data=("normal",)) for name in names]
+    monkeypatch.setattr(validate, "operations", lambda: cases)
     assert validate.main(FAST) == 1
     assert "passed" not in capsys.readouterr().out
 
@@ -227,6 +228,7 @@ def test_the_default_device_is_never_the_cpu(
         (["--seeds"], r"seeds=\(\) cannot be used; name one or more integers from 0"),
         (["--seeds", "1", "-1"], r"seeds=\(1, -1\) cannot be used"),
         (["--device", "gpu"], "device='gpu' is not a device"),
+        (["--out", "."], "out='.' is a folder; name a file"),
     ],
 )
 def test_bad_arguments(arguments: list[str], message: str) -> None:

@@ -1,0 +1,160 @@
+"""What `validate` compares: kinds of data, how they are drawn, how they are cut into pieces, what an operation is.
+
+Everything is drawn on the CPU in numpy, so that the same bits go to every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from numerics import ops
+
+Inputs = dict[str, Any]  # tensors, block tensors, and what is the same on every device
+Outputs = dict[str, Tensor]
+
+
+# Data: kinds of float32 arrays (rows, ...), by name.
+
+
+def _ties(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """BF16 values halfway between two codes: of E2M1 in odd rows, of S2F6 and E4M3 in even ones."""
+    odd = np.arange(shape[-2])[:, None] % 2 == 1
+    x = np.where(odd, rng.integers(-24, 25, shape) / 4, rng.integers(-255, 256, shape) / 128)
+    x *= 2.0 ** rng.integers(0, 9, (*shape[:-1], 1))
+    x[..., :1] = 2688.0  # 6 * 448 in every row: the outer scales are 1 and keep the ties
+    return x
+
+
+def _tails(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    x = rng.standard_normal(shape) ** 3
+    return np.where(rng.random(shape) < 0.002, np.copysign(3e5, x), x)
+
+
+def _holes(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Rows and whole blocks of zeros of both signs."""
+    x = rng.standard_normal(shape)
+    x[..., ::3, :] *= 0.0
+    x[..., 32:96] *= 0.0
+    return x
+
+
+def _spread(low: float, high: float, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Magnitudes 10^low to 10^high, uniform in the exponent, of both signs."""
+    return rng.choice([-1.0, 1.0], shape) * 10.0 ** rng.uniform(low, high, shape)
+
+
+def _not_finite(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    x = rng.standard_normal(shape)
+    special = np.copysign(np.where(rng.random(shape) < 0.5, np.nan, np.inf), x)
+    return np.where(rng.random(shape) < 0.004, special, x)
+
+
+DATA: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {
+    "normal": lambda rng, shape: rng.standard_normal(shape),
+    "ties": _ties,
+    "tails": _tails,
+    "row scales": lambda rng, shape: rng.standard_normal(shape) * np.exp(np.linspace(-4.5, 4.5, shape[-2]))[:, None],
+    "zeros": lambda rng, shape: rng.choice([-0.0, 0.0], shape),
+    "holes": _holes,
+    "denormals": partial(_spread, -44, -38),
+    "huge": partial(_spread, 37, 38.5),
+    "NaN, Inf": _not_finite,
+}
+SOME = ("normal", "tails", "huge", "NaN, Inf")
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Makes the inputs of one case. `rows`: of its matrices."""
+
+    rng: np.random.Generator
+    data: str
+    dtype: torch.dtype
+    rows: int
+
+    def tested(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """The case's data in its dtype, or in `dtype`."""
+        array = DATA[self.data](self.rng, shape).astype(np.float32)
+        return torch.from_numpy(array).to(dtype or self.dtype)
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.from_numpy(self.rng.standard_normal(shape).astype(np.float32))
+
+    def integers(self, bits: int, *shape: int) -> Tensor:
+        return torch.from_numpy(self.rng.integers(0, 1 << bits, shape))
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Offsets of five experts: ragged, the third one empty, the last with one row."""
+        n = self.rows
+        return (0, n // 3 + 1, n // 2 + 2, n // 2 + 2, n - 1, n)
+
+
+EXPERTS = 5
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How inputs come apart; what the pieces give joins along the same axis.
+
+    Args:
+        axis, names: the inputs to cut, and where. experts: None: at ragged places; else one piece for each expert of
+            `groups`, and these inputs are cut along axis 0, one matrix for each.
+    """
+
+    axis: int
+    names: tuple[str, ...]
+    experts: tuple[str, ...] | None = None
+
+    def pieces(self, inputs: Inputs) -> Iterator[Inputs]:
+        length = inputs[self.names[0]].shape[self.axis]
+        bounds = (0, 1, length // 3 + 1, length - 3, length) if self.experts is None else inputs["groups"]
+        for expert, (start, end) in enumerate(pairwise(bounds)):
+            piece = inputs | {name: narrow(inputs[name], self.axis, start, end) for name in self.names}
+            if self.experts is not None:
+                piece |= {name: narrow(inputs[name], 0, expert, expert + 1) for name in self.experts}
+                piece["groups"] = (0, end - start)
+                if "random" in inputs:  # the counter names the expert, wherever it is computed
+                    first, second = inputs["random"].counter
+                    piece["random"] = replace(inputs["random"], counter=(first, second + expert))
+            yield piece
+
+
+def narrow(x: ops.Operand, axis: int, start: int, end: int) -> ops.Operand:
+    """Indices [start, end) of `axis`, along which a block tensor must not have its blocks."""
+    if isinstance(x, Tensor):
+        return x.narrow(axis, start, end - start)
+    assert axis % len(x.shape) != x.axis
+    outer = x.outer
+    if outer is not None and outer.shape[axis] != 1:
+        outer = outer.narrow(axis, start, end - start)
+    codes, scales = (t.narrow(axis, start, end - start) for t in (x.codes, x.scales))
+    return replace(x, codes=codes, scales=scales, outer=outer)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What is validated: `make` draws inputs on the CPU, `run` turns them into outputs on any device."""
+
+    name: str
+    make: Callable[[Draw], Inputs]
+    run: Callable[[Inputs], Outputs]
+    cut: Cut | None = None
+    data: tuple[str, ...] = tuple(DATA)
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
+
+
+def parts(name: str, q: ops.Operand) -> Outputs:
+    """The tensors of an operand."""
+    if isinstance(q, Tensor):
+        return {name: q}
+    found = {f"{name}.codes": q.codes, f"{name}.scales": q.scales}
+    return found if q.outer is None else found | {f"{name}.outer": q.outer}
