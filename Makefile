@@ -3,6 +3,8 @@
 #   make demo    trains a small model under four recipes and writes results/demo/report.html
 #   make test    lints and tests
 #
+# and a third on a machine with an NVIDIA GPU: `make gpu` shows that it gives the CPU's bits and trains there.
+#
 # Both build .venv when it is missing or when pyproject.toml has changed, and else go straight to work.
 # No compiler is needed.
 
@@ -22,13 +24,14 @@ PIP := .venv/bin/python -m pip install --disable-pip-version-check
 # with pip (some systems ship these parts apart).
 FIT := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 
-.PHONY: help demo test exhaustive clean
+.PHONY: help demo test exhaustive gpu clean
 .NOTPARALLEL:
 
 help:
 	@echo 'make demo        train a small model under four recipes; writes results/demo/report.html'
 	@echo 'make test        lint, then run the tests'
 	@echo 'make exhaustive  run every test, also the sweeps that take minutes'
+	@echo 'make gpu         compare a GPU with the CPU bit for bit, then train the demo on it'
 	@echo 'make clean       remove .venv and all caches; results stay'
 
 demo: $(BASE)
@@ -36,10 +39,16 @@ demo: $(BASE)
 
 test: $(DEV)
 	.venv/bin/python -m ruff check
+	.venv/bin/python -m ruff format --check
 	.venv/bin/python -m pytest -q --durations=10
 
 exhaustive: $(DEV)
 	.venv/bin/python -m pytest -q --durations=10 -m ''
+
+gpu: $(DEV)
+	.venv/bin/fourbit validate --device cuda --out results/validate.json
+	.venv/bin/python -m pytest -q -k gpu
+	.venv/bin/fourbit demo --device cuda --out results/demo_gpu
 
 clean:
 	rm -rf .venv build dist fourbit.egg-info .pytest_cache .ruff_cache .hypothesis

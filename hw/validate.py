@@ -251,7 +251,7 @@ def _record(config: ValidateConfig, result: dict[str, Any]) -> None:
     reference = describe(torch.device("cpu"))
     versions = {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
     about = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "versions": versions}
-    asked = asdict(config) | {"out": str(config.out)}
+    asked = {name: value for name, value in asdict(config).items() if name != "out"}
     text = json.dumps({"command": "validate", **about, "config": asked, "reference": reference, **result}, indent=1)
     partial_file = config.out.with_name(config.out.name + ".partial")
     partial_file.write_text(text + "\n", "utf-8")

@@ -98,11 +98,14 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # not a map of the file
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"checkpoint {str(path)!r} cannot be read ({error}): it is missing or damaged; delete it to "
-                         "use the one before") from None
+        raise ValueError(
+            f"checkpoint {str(path)!r} cannot be read ({error}): it is missing or damaged; delete it to "
+            "use the one before"
+        ) from None
     if _HEADER not in header:
-        raise ValueError(f"checkpoint {str(path)!r} was not written by fourbit; name a checkpoint-*.safetensors of a "
-                         "run folder")
+        raise ValueError(
+            f"checkpoint {str(path)!r} was not written by fourbit; name a checkpoint-*.safetensors of a run folder"
+        )
     return tensors, json.loads(header[_HEADER])
 
 
@@ -132,8 +135,9 @@ def restore_training_state(tensors: dict[str, Tensor], model: nn.Module, optimiz
     weights = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
     odd = sorted(set(own) ^ set(weights)) or [name for name in own if own[name].shape != weights[name].shape]
     if odd:
-        raise ValueError(f"checkpoint and model differ in {', '.join(odd)}: another version wrote it; start in another "
-                         "run folder")
+        raise ValueError(
+            f"checkpoint and model differ in {', '.join(odd)}: another version wrote it; start in another run folder"
+        )
     states: dict[str, dict[str, Tensor]] = {name: {} for name in _parameter_names(optimizer)}
     for key, tensor in tensors.items():
         if key.startswith("adam/"):

@@ -138,11 +138,14 @@ def require_sequences(split: np.ndarray, part: str, sequences: int, length: int,
     of = f"{part} ({len(split)} bytes)" + (f" of {source}" if source else "")
     fit = (len(split) - 1) // length
     if fit < 1:
-        raise ValueError(f"sequence {length} is longer than the {of}; use --model.sequence {max(1, len(split) - 1)} or "
-                         "less, or more text")
+        raise ValueError(
+            f"sequence {length} is longer than the {of}; use --model.sequence {max(1, len(split) - 1)} or "
+            "less, or more text"
+        )
     if fit < sequences:
-        raise ValueError(f"eval_sequences {sequences} of {length} tokens do not fit into the {of}; use at most {fit}, "
-                         "or more text")
+        raise ValueError(
+            f"eval_sequences {sequences} of {length} tokens do not fit into the {of}; use at most {fit}, or more text"
+        )
 
 
 def _gather(split: np.ndarray, starts: np.ndarray, length: int) -> tuple[Tensor, Tensor]:
@@ -155,8 +158,10 @@ def _standard_library() -> tuple[Path, list[Path]]:
     root = Path(sysconfig.get_path("stdlib"))
     paths = [path for path in _walk(root, _NOT_SOURCE, (".", *_MACHINE_MADE)) if path.suffix == ".py"]
     if not paths:
-        raise ValueError(f"data: this Python keeps no standard-library source in {str(root)!r}; give --data a text "
-                         "file, folder or glob")
+        raise ValueError(
+            f"data: this Python keeps no standard-library source in {str(root)!r}; give --data a text "
+            "file, folder or glob"
+        )
     return root, paths
 
 
@@ -164,8 +169,9 @@ def _walk(root: Path, skip: tuple[str, ...] = (), skip_prefixes: tuple[str, ...]
     """List the files below `root`, without folders named in `skip` and entries that begin with a skipped prefix."""
 
     def blocked(error: OSError) -> None:
-        raise ValueError(f"data: folder {error.filename!r} cannot be read ({error.strerror}); change its permissions "
-                         "or leave it out")
+        raise ValueError(
+            f"data: folder {error.filename!r} cannot be read ({error.strerror}); change its permissions or leave it out"
+        )
 
     found = []
     for folder, folders, files in os.walk(root, onerror=blocked):
@@ -186,11 +192,14 @@ def _find(data: str) -> tuple[Path, list[Path]]:
         hits = [Path(hit) for hit in glob.glob(data, recursive=True)]
         root, found, what = Path(*path.parts[:first]), [hit for hit in hits if hit.is_file()], "glob"
     else:
-        raise ValueError(f"data {data!r} cannot be found; name a text file, a folder or a glob, or leave it out to use "
-                         "Python's standard library")
+        raise ValueError(
+            f"data {data!r} cannot be found; name a text file, a folder or a glob, or leave it out to use "
+            "Python's standard library"
+        )
     if not found:
-        raise ValueError(f"data {data!r} is a {what} with no file in it; name a text file, a folder or a glob that "
-                         "matches files")
+        raise ValueError(
+            f"data {data!r} is a {what} with no file in it; name a text file, a folder or a glob that matches files"
+        )
     return root, found
 
 
@@ -200,11 +209,13 @@ def _read(path: Path) -> bytes:
             raise ValueError(f"data: {str(path)!r} is neither a file nor a folder; name text files")
         text = path.read_bytes()
     except OSError as error:
-        raise ValueError(f"data: file {str(path)!r} cannot be read ({error.strerror}); change its permissions or leave "
-                         "it out") from None
+        raise ValueError(
+            f"data: file {str(path)!r} cannot be read ({error.strerror}); change its permissions or leave it out"
+        ) from None
     if b"\0" in text:
-        raise ValueError(f"data: file {str(path)!r} is binary (it has NUL bytes); name text files only, for example "
-                         "with a glob")
+        raise ValueError(
+            f"data: file {str(path)!r} is binary (it has NUL bytes); name text files only, for example with a glob"
+        )
     return text
 
 

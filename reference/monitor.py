@@ -43,8 +43,10 @@ def require_finite(folder: Path, step: int, name: str, value: float) -> None:
         return
     last = checkpoint.latest(folder)
     kept = f"the last good checkpoint is {last}" if last else "no checkpoint had been written"
-    raise TrainingStopped(f"training stopped at step {step}: the {name} is {value}; {kept}; try a lower lr or a longer "
-                          "warmup in another run folder")
+    raise TrainingStopped(
+        f"training stopped at step {step}: the {name} is {value}; {kept}; try a lower lr or a longer "
+        "warmup in another run folder"
+    )
 
 
 def open_run(folder: Path, identity: dict[str, Any]) -> "Log":
@@ -97,8 +99,9 @@ class Log:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._file.close()
-            raise ValueError(f"log {str(path)!r} is being written by another process; wait for it to end, or use "
-                             "another run folder") from None
+            raise ValueError(
+                f"log {str(path)!r} is being written by another process; wait for it to end, or use another run folder"
+            ) from None
 
     def __enter__(self) -> Self:
         return self
@@ -118,8 +121,10 @@ class Log:
         lines = self._file.read().split(b"\n")[:-1]
         for number in range(1, step + 1):
             if number > len(lines) or _step_of(lines[number - 1]) != number:
-                raise ValueError(f"log {str(self._path)!r} lacks the line of step {number}, which its checkpoint "
-                                 "counts; start again in another run folder")
+                raise ValueError(
+                    f"log {str(self._path)!r} lacks the line of step {number}, which its checkpoint "
+                    "counts; start again in another run folder"
+                )
         self._file.truncate(sum(len(line) + 1 for line in lines[:step]))
         self.sync()
 
@@ -144,8 +149,9 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         if _step_of(line) != number:
-            raise ValueError(f"log {str(path)!r} is damaged at line {number}; resume the run to cut it back to its "
-                             "checkpoint")
+            raise ValueError(
+                f"log {str(path)!r} is damaged at line {number}; resume the run to cut it back to its checkpoint"
+            )
         records.append(json.loads(line))
     return records
 
@@ -204,8 +210,10 @@ def record_environment(folder: Path, device: str, about: dict[str, Any], start: 
     changes = ", ".join(f"{name} {last.get(name)} -> {now[name]}" for name in now if now[name] != last.get(name))
     if changes:
         logging.getLogger(__name__).warning(
-            "%s resumes in another environment (%s): its bits may differ from those of an uninterrupted run", folder,
-            changes)
+            "%s resumes in another environment (%s): its bits may differ from those of an uninterrupted run",
+            folder,
+            changes,
+        )
         checkpoint.write_json(path, meta | {"resumed": [*meta["resumed"], {"step": start, "environment": now}]})
 
 
@@ -233,14 +241,17 @@ def _require_same(stored: Path, identity: dict[str, Any]) -> None:
     try:
         there = _flat(json.loads(stored.read_bytes()))
     except (ValueError, AttributeError):
-        raise ValueError(f"out {str(stored.parent)!r} holds a config.json that is not a run's; name another "
-                         "folder") from None
+        raise ValueError(
+            f"out {str(stored.parent)!r} holds a config.json that is not a run's; name another folder"
+        ) from None
     here = _flat(identity)
     pairs = {name: (there.get(name, "absent"), here.get(name, "absent")) for name in {**there, **here}}
     odd = ", ".join(f"{name} ({old} there, {new} now)" for name, (old, new) in pairs.items() if old != new)
     if odd:
-        raise ValueError(f"out {str(stored.parent)!r} holds a run with another configuration: {odd}; use its values to "
-                         "resume it, or another out")
+        raise ValueError(
+            f"out {str(stored.parent)!r} holds a run with another configuration: {odd}; use its values to "
+            "resume it, or another out"
+        )
 
 
 def _flat(tree: dict[str, Any]) -> dict[str, Any]:

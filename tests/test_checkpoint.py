@@ -178,7 +178,10 @@ def test_training_state_of_another_model_is_refused() -> None:
     model, optimizer = made()
     step(model, optimizer, 0)
     state = checkpoint.training_state(model, optimizer)
-    for wrong in (state | {"model/extra": torch.ones(1)}, {k: v for k, v in state.items() if k != "model/0.bias"},
-                  state | {"model/0.bias": torch.ones(9)}):
+    for wrong in (
+        state | {"model/extra": torch.ones(1)},
+        {k: v for k, v in state.items() if k != "model/0.bias"},
+        state | {"model/0.bias": torch.ones(9)},
+    ):
         with pytest.raises(ValueError, match=r"checkpoint and model differ in (extra|0\.bias): another version"):
             checkpoint.restore_training_state(wrong, *made())

@@ -70,8 +70,11 @@ def test_digest_covers_names_and_contents_but_not_the_place(tmp_path: Path) -> N
     files = {"one.txt": b"abc", "two.txt": b"defg"}
     first = load_corpus(str(write(tmp_path / "x", files))).digest
     assert load_corpus(str(write(tmp_path / "elsewhere", files))).digest == first
-    others = [{"one.txt": b"abd", "two.txt": b"defg"}, {"one.txt": b"abc", "tw0.txt": b"defg"},
-              {"one.txt": b"abcd", "two.txt": b"efg"}]
+    others = [
+        {"one.txt": b"abd", "two.txt": b"defg"},
+        {"one.txt": b"abc", "tw0.txt": b"defg"},
+        {"one.txt": b"abcd", "two.txt": b"efg"},
+    ]
     # The end of a text and the beginning of the next name do not run into each other.
     near = [{"a": b"xb", "c": b"z"}, {"a": b"x", "bc": b"z"}]
     assert len({load_corpus(str(write(tmp_path / f"near{i}", pair))).digest for i, pair in enumerate(near)}) == 2
@@ -126,8 +129,10 @@ def test_globs_match_and_hidden_and_empty_files_are_skipped(tmp_path: Path) -> N
     ],
 )
 def test_bad_paths_end_in_one_sentence(tmp_path: Path, name: str, says: str) -> None:
-    write(tmp_path, {"empty.txt": b"", "one.txt": b"x", "binary.bin": b"a\0b", "mixed/a.txt": b"a",
-                     "mixed/binary.bin": b"\0"})
+    write(
+        tmp_path,
+        {"empty.txt": b"", "one.txt": b"x", "binary.bin": b"a\0b", "mixed/a.txt": b"a", "mixed/binary.bin": b"\0"},
+    )
     (tmp_path / "nothing").mkdir()
     (tmp_path / "dangling").symlink_to(tmp_path / "gone")
     with pytest.raises(ValueError, match=says) as caught:
@@ -196,8 +201,11 @@ def test_heldout_batch_is_spread_and_predicts_no_token_twice() -> None:
 def test_sequences_that_do_not_fit_are_refused_with_what_would() -> None:
     split = np.arange(57, dtype=np.uint8)
     require_sequences(split, "held-out part", 1, 56)
-    with pytest.raises(ValueError, match=r"sequence 57 is longer than the held-out part \(57 bytes\) of my text; use "
-                                         r"--model\.sequence 56 or less"):
+    with pytest.raises(
+        ValueError,
+        match=r"sequence 57 is longer than the held-out part \(57 bytes\) of my text; use "
+        r"--model\.sequence 56 or less",
+    ):
         require_sequences(split, "held-out part", 1, 57, "my text")
     require_sequences(split, "held-out part", 5, 11)
     with pytest.raises(ValueError, match=r"eval_sequences 6 of 11 tokens do not fit into .*; use at most 5"):

@@ -241,8 +241,7 @@ GOOD = {
     "fourbit.py": '"""Dispatch."""\nimport sys\ndef train():\n    from hw import ops\n    return ops, sys\n',
     "numerics/__init__.py": '"""Exact."""\nfrom .formats import A\nfrom . import codes\n',
     "numerics/formats.py": '"""Formats, without log2(x)."""\nimport math\nimport torch\nA = 1\n',
-    "numerics/codes.py": '"""Codes."""\nimport numpy as np\nfrom .formats import A\n'
-    "def f():\n    import ml_dtypes\n",
+    "numerics/codes.py": '"""Codes."""\nimport numpy as np\nfrom .formats import A\ndef f():\n    import ml_dtypes\n',
     "reference/__init__.py": '"""The trainer."""\nimport tqdm\nimport numerics as nm\nfrom numerics.codes import f\n',
     "hw/__init__.py": '"""Kernels."""\nfrom . import ops\n',
     "hw/ops.py": '"""The seam."""\nimport triton\nimport numerics\n',

@@ -101,8 +101,11 @@ def test_a_folder_where_only_a_first_write_was_killed_is_new(tmp_path: Path) -> 
 
 def test_every_difference_of_configuration_is_named(tmp_path: Path) -> None:
     open_run(tmp_path, {"lr": 0.1, "model": {"dim": 2, "old": 1}}).__exit__(None, None, None)
-    with pytest.raises(ValueError, match=r"lr \(0\.1 there, 0\.2 now\), model\.old \(1 there, absent now\), "
-                                         r"model\.new \(absent there, 3 now\); use its values to resume it"):
+    with pytest.raises(
+        ValueError,
+        match=r"lr \(0\.1 there, 0\.2 now\), model\.old \(1 there, absent now\), "
+        r"model\.new \(absent there, 3 now\); use its values to resume it",
+    ):
         open_run(tmp_path, {"lr": 0.2, "model": {"dim": 2, "new": 3}})
 
 
@@ -130,6 +133,9 @@ def test_a_resume_in_another_environment_is_recorded_and_told_once(
     with caplog.at_level(logging.WARNING):
         record_environment(tmp_path, "cpu", {"seed": 5}, 20)
         record_environment(tmp_path, "cpu", {"seed": 5}, 30)
-    assert json.loads(meta.read_text()) == {"seed": 5, "environment": before,
-                                            "resumed": [{"step": 20, "environment": now}]}
+    assert json.loads(meta.read_text()) == {
+        "seed": 5,
+        "environment": before,
+        "resumed": [{"step": 20, "environment": now}],
+    }
     assert len(caplog.records) == 1 and f"torch {before['torch']} -> 9.9" in caplog.text

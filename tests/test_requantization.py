@@ -137,6 +137,9 @@ def test_the_finding_states_what_was_measured(result: study.Result) -> None:
         curves = part.pivot(index="seed", columns="draws", values="rel_mse")
         slopes = [study.slope(study.DRAWS, tuple(curve)) for curve in curves.to_numpy()]
         assert found["slope"].mean == pytest.approx(np.mean(slopes), rel=1e-12)
+        assert found["error_of_one"].mean == pytest.approx(curves[1].mean(), rel=1e-12)
+        assert found["error_of_most"].mean == pytest.approx(curves[64].mean(), rel=1e-12)
+        assert found["bias"].mean == pytest.approx(part[part.draws == 64].bias.mean(), rel=1e-12)
     assert "n = 1 to 64 draws" in result.finding and "65,536 normal values" in result.finding
     inside = "inside the interval of stochastic on activations and stochastic on weights"
     assert f"The -1 of an unbiased quantizer is {inside} and outside the interval of nearest" in result.finding

@@ -94,6 +94,22 @@ def test_a_write_that_fails_leaves_things_as_they_were(
     assert [path.name for path in tmp_path.iterdir()] == ["toy"] * former
 
 
+def test_a_study_whose_place_is_refused_leaves_the_former_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last rename fails, when the former folder has been moved aside."""
+    study.run_study(TOY, tmp_path, True, "before")
+    before, rename = snapshot(tmp_path), Path.rename
+
+    def refusing(path: Path, target: Path) -> Path:
+        if path.name.endswith(".new"):
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refusing)
+    with pytest.raises(OSError, match="Input/output"):
+        study.run_study(TOY, tmp_path, False, "now")
+    assert snapshot(tmp_path) == before and [path.name for path in tmp_path.iterdir()] == ["toy"]
+
+
 def test_a_second_run_takes_the_place_of_the_first(tmp_path: Path) -> None:
     folder = study.run_study(TOY, tmp_path, True, "first")
     (folder / "stray").touch()
@@ -178,11 +194,17 @@ def test_tables_align_numbers_right() -> None:
     assert '<td>a</td><td class="number">1</td>' in table and '<th>name</th><th class="number">n</th>' in table
 
 
-def test_equal_figures_have_equal_bytes_and_the_style_stays_inside() -> None:
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_equal_figures_have_equal_bytes_and_the_style_stays_inside(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = plots.render(measure(True).figure, kind)
+    monkeypatch.setitem(matplotlib.rcParams, "lines.linewidth", 7.25)  # a user's own setting
+    monkeypatch.setitem(matplotlib.rcParams, "svg.hashsalt", None)
     before = dict(matplotlib.rcParams)
-    assert plots.render(measure(True).figure, "svg") == plots.render(measure(True).figure, "svg")
-    assert plots.render(measure(True).figure, "png") == plots.render(measure(True).figure, "png")
+    assert plots.render(measure(True).figure, kind) == first
     assert dict(matplotlib.rcParams) == before
+
+
+def test_figures_are_svg_or_png() -> None:
     with pytest.raises(ValueError, match="kind='pdf': use 'svg' or 'png'"):
         plots.render(measure(True).figure, "pdf")
 

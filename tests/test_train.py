@@ -72,8 +72,19 @@ def model(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
 def config(tmp_path: Path) -> TrainConfig:
     text = tmp_path / "text.txt"
     text.write_bytes(bytes(random.Random(0).choices(range(1, 256), k=4000)))
-    return TrainConfig(out=tmp_path / "run", data=str(text), steps=7, batch=4, grain=2, warmup=2, eval_every=3,
-                       eval_sequences=4, checkpoint_every=2, threads=1, model=SMALL)
+    return TrainConfig(
+        out=tmp_path / "run",
+        data=str(text),
+        steps=7,
+        batch=4,
+        grain=2,
+        warmup=2,
+        eval_every=3,
+        eval_sequences=4,
+        checkpoint_every=2,
+        threads=1,
+        model=SMALL,
+    )
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -160,8 +171,13 @@ def test_the_log_has_one_line_a_step_and_the_result_repeats_it(config: TrainConf
     assert result.heldout_ce == result.heldout_losses[-1][1] == records[-1]["heldout_ce"]
     assert result.bits_per_byte == pytest.approx(result.heldout_ce / math.log(2), rel=1e-15)
     assert result.median_step_seconds == sorted(record["seconds"] for record in records)[3]
-    assert sorted(os.listdir(config.out)) == ["checkpoint-00000006.safetensors", "checkpoint-00000007.safetensors",
-                                              "config.json", "log.jsonl", "meta.json"]
+    assert sorted(os.listdir(config.out)) == [
+        "checkpoint-00000006.safetensors",
+        "checkpoint-00000007.safetensors",
+        "config.json",
+        "log.jsonl",
+        "meta.json",
+    ]
 
 
 def test_meta_names_all_that_bits_depend_on(config: TrainConfig, model: type[StandIn]) -> None:
@@ -309,8 +325,19 @@ sys.exit(train.main(arguments, ops))
 
 def real(folder: Path) -> TrainConfig:
     """A run of the real model, on this Python's random.py."""
-    return TrainConfig(out=folder, data=random.__file__, steps=30, batch=2, grain=1, warmup=2, eval_every=5,
-                       eval_sequences=2, checkpoint_every=2, threads=1, model=SMALL)
+    return TrainConfig(
+        out=folder,
+        data=random.__file__,
+        steps=30,
+        batch=2,
+        grain=1,
+        warmup=2,
+        eval_every=5,
+        eval_sequences=2,
+        checkpoint_every=2,
+        threads=1,
+        model=SMALL,
+    )
 
 
 def start(config: TrainConfig, point: str = "") -> subprocess.Popen[bytes]:
@@ -408,8 +435,11 @@ def test_a_nan_stops_the_run_and_keeps_the_last_good_checkpoint(
     model.spoil = spoil
     good = step - 1 if step == 5 else 2
     for _ in range(2):  # again from the checkpoint, it stops at the same step
-        with pytest.raises(TrainingStopped, match=rf"training stopped at step {step}: the {what}; the last good "
-                                                  rf"checkpoint is .*checkpoint-0000000{good}\.safetensors; try"):
+        with pytest.raises(
+            TrainingStopped,
+            match=rf"training stopped at step {step}: the {what}; the last good "
+            rf"checkpoint is .*checkpoint-0000000{good}\.safetensors; try",
+        ):
             train(config, ops)
         assert [record["step"] for record in lines(config.out)] == list(range(1, step))
         last = checkpoint.latest(config.out)

@@ -113,8 +113,16 @@ BROKEN = [
 
 @pytest.mark.parametrize(("module", "name", "broken", "operation", "data", "output"), BROKEN)
 def test_a_broken_operation_is_caught(
-    module: str, name: str, broken: Callable, operation: str, data: str, output: str,
-    only: Callable, on_second_side: Callable, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    module: str,
+    name: str,
+    broken: Callable,
+    operation: str,
+    data: str,
+    output: str,
+    only: Callable,
+    on_second_side: Callable,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     only(operation, data)
     on_second_side(module, name, broken)
