@@ -51,8 +51,8 @@ class TrainConfig:
     """Decides initial weights, batches and stochastic rounding."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to train; never chosen for you."""
-    threads: int = 2
-    """CPU threads; FP32 sums depend on them."""
+    threads: int = 1
+    """CPU threads; FP32 sums depend on them. More than one pays from a width of several hundred, on an idle machine."""
     progress: Literal["auto", "show", "hide"] = "auto"
     """Progress bar; auto shows it on a terminal."""
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)

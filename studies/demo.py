@@ -33,7 +33,7 @@ from .parallel import train_all
 from .progress import Progress
 from .study import run_study
 
-STEPS = 300  # of each run: about four minutes in all on two cores
+STEPS = 500  # of each run: about three minutes in all on two cores
 BASELINE = "bf16"
 # slowest first: the last run to finish is then a short one, and the estimated time errs upward
 _ORDER = tuple(reversed(demo_page.RECIPES))
@@ -149,15 +149,17 @@ def tabulate(results: dict[str, Result]) -> pd.DataFrame:
     for preset, result in results.items():
         pairs = zip(result.train_losses[-last:], base.train_losses[-last:], strict=True)
         gap = interval([own - other for own, other in pairs])
-        rows.append({
-            "preset": preset,
-            "heldout_nats": result.heldout_ce,
-            "heldout_bits": result.heldout_ce / math.log(2),
-            "gap_nats": result.heldout_ce - base.heldout_ce,
-            "train_gap_nats": gap.mean,
-            "train_gap_half": gap.half,
-            "step_seconds": result.median_step_seconds,
-        })
+        rows.append(
+            {
+                "preset": preset,
+                "heldout_nats": result.heldout_ce,
+                "heldout_bits": result.heldout_ce / math.log(2),
+                "gap_nats": result.heldout_ce - base.heldout_ce,
+                "train_gap_nats": gap.mean,
+                "train_gap_half": gap.half,
+                "step_seconds": result.median_step_seconds,
+            }
+        )
     return pd.DataFrame(rows)
 
 

@@ -27,11 +27,15 @@ class Look:
 RECIPES = {
     "bf16": Look(plots.BLACK, "-", "o", "The baseline: all products and all travel in BF16."),
     "mxfp8": Look(
-        plots.ORANGE, ":", "D",
+        plots.ORANGE,
+        ":",
+        "D",
         "The experts' products in MXFP8, 8-bit numbers with a power-of-two scale for 32 of them, and dispatch too.",
     ),
     "fourbit": Look(
-        plots.BLUE, "-", "s",
+        plots.BLUE,
+        "-",
+        "s",
         "After Thinking Machines Lab, End-to-End 4-Bit Training (2026): NVFP4 forward, MXFP8 backward from the saved "
         "NVFP4 numbers, rounded stochastically.",
     ),
@@ -149,17 +153,25 @@ def page(facts: Facts, table: pd.DataFrame, curves: tuple[Figure, Figure], study
         ),
         report.facts((name, look.words) for name, look in RECIPES.items()),
         report.table(
-            _HEADER, cells(table, facts.baseline),
+            _HEADER,
+            cells(table, facts.baseline),
             f"Held-out loss after the last step, on {facts.run.eval_sequences * model.sequence} bytes of files that no "
             f"run trained on; gaps are to {facts.baseline}. Training gap: mean difference over the last quarter of the "
             f"steps, which saw the same batches, with a 95 % interval over steps. Step: median.",
         ),
         report.paragraph(_judge(table, facts.baseline)),
         report.row(
-            report.figure(loss, "Loss against steps for each recipe", "Lines: training loss, running mean. Markers: "
-                          "held-out loss. The next figure has the differences."),
-            report.figure(gap, f"Difference to {facts.baseline} against steps", "The same as differences to "
-                          f"{facts.baseline} at equal steps: above zero is worse than {facts.baseline}."),
+            report.figure(
+                loss,
+                "Loss against steps for each recipe",
+                "Lines: training loss, running mean. Markers: held-out loss. The next figure has the differences.",
+            ),
+            report.figure(
+                gap,
+                f"Difference to {facts.baseline} against steps",
+                "The same as differences to "
+                f"{facts.baseline} at equal steps: above zero is worse than {facts.baseline}.",
+            ),
         ),
         *report.study(study),
         report.heading("How to read this"),
@@ -189,8 +201,8 @@ def _judge(table: pd.DataFrame, baseline: str) -> str:
     told = f"zero is outside the interval for {listed(clear)}" if clear else "zero is inside every interval"
     return (
         f"{baseline} ends at {base.heldout_nats:.4f} nats per byte on held-out files; the others' gaps are {gaps}. Of "
-        f"the training gaps, {told}. The intervals know the noise of batches, not that of another seed, which was not "
-        "run: read gaps as an order of magnitude, not as a ranking."
+        f"the training gaps, {told}. The intervals know the noise from step to step, not that of another seed, which "
+        "was not run: read gaps as an order of magnitude, not as a ranking."
     )
 
 

@@ -66,9 +66,9 @@ def style() -> Iterator[None]:
         yield
 
 
-def panels(count: int, width: float = PAGE, height: float = 2.9, ratios: tuple[float, ...] | None = None) -> tuple[
-    Figure, list[Axes]
-]:
+def panels(
+    count: int, width: float = PAGE, height: float = 2.9, ratios: tuple[float, ...] | None = None
+) -> tuple[Figure, list[Axes]]:
     """A figure of `count` panels side by side, `width` by `height` inches, with relative widths `ratios`."""
     figure = Figure(figsize=(width, height))
     axes = figure.subplots(1, count, squeeze=False, gridspec_kw={"width_ratios": ratios})

@@ -103,9 +103,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "
 
     def line(tag: str, cells: Sequence[str]) -> str:
         kinds = ["", *[' class="number"'] * (len(cells) - 1)]
-        return "<tr>" + "".join(
-            f"<{tag}{kind}>{_text(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)
-        ) + "</tr>"
+        return (
+            "<tr>"
+            + "".join(f"<{tag}{kind}>{_text(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
+            + "</tr>"
+        )
 
     body = "\n".join(line("td", row) for row in rows)
     head = line("th", header)

@@ -167,16 +167,18 @@ def find(rows: pd.DataFrame, example: pd.DataFrame) -> str:
             f"{one.mean / floor.mean:.2f} times nearest's error on {operand} ({one.text(3, 1e3)} against "
             f"{floor.text(3, 1e3)} thousandths of the energy; the mean of {most}: {last.mean / floor.mean:.3f} times)"
         )
-    return " ".join([
-        f"Log-log slope of the squared error of the mean of n = 1 to {most} draws: {_each(found, 'slope', 4)} "
-        f"(95 % intervals over {rows.seed.nunique()} seeds of {values:,} normal values each).",
-        _sides("The -1 of an unbiased quantizer", inside),
-        f"One stochastic draw has {listed(costs)}.",
-        f"Part of the tensor that the mean of {most} draws adds to itself, in thousandths: "
-        f"{_each(found, 'bias', 2, 1e3)}.",
-        _sides("Zero", {key: each["bias"].holds(0) for key, each in found.items()}),
-        _about_example(example),
-    ])
+    return " ".join(
+        [
+            f"Log-log slope of the squared error of the mean of n = 1 to {most} draws: {_each(found, 'slope', 4)} "
+            f"(95 % intervals over {rows.seed.nunique()} seeds of {values:,} normal values each).",
+            _sides("The -1 of an unbiased quantizer", inside),
+            f"One stochastic draw has {listed(costs)}.",
+            f"Bias, the error of the mean of {most} draws projected on the tensor, in thousandths: "
+            f"{_each(found, 'bias', 2, 1e3)}.",
+            _sides("Zero bias", {key: each["bias"].holds(0) for key, each in found.items()}),
+            _about_example(example),
+        ]
+    )
 
 
 def _each(found: dict[str, dict[str, Interval]], what: str, digits: int, factor: float = 1.0) -> str:

@@ -80,7 +80,12 @@ def test_the_page_is_complete_and_needs_nothing_from_outside(table: pd.DataFrame
     for words in (finding[:60], meta["corpus"]["digest"], demo.command_line(config), "One seed (0)"):
         assert words in page
     assert sorted(p.name for p in config.out.iterdir()) == [
-        "gap.svg", "loss.svg", "report.html", "runs", "studies", "table.csv"
+        "gap.svg",
+        "loss.svg",
+        "report.html",
+        "runs",
+        "studies",
+        "table.csv",
     ]
 
 

@@ -153,7 +153,7 @@ def test_other_data_give_another_finding(result: study.Result) -> None:
     found = study.find(rows, study.worked_example(16))
     everything = "stochastic on activations, nearest on activations, stochastic on weights and nearest on weights"
     assert f"The -1 of an unbiased quantizer is outside the interval of {everything}." in found
-    assert f"Zero is outside the interval of {everything}." in found
+    assert f"Zero bias is outside the interval of {everything}." in found
     assert "Worked example, 240 draws:" in found
 
 

@@ -197,7 +197,7 @@ def test_tables_align_numbers_right() -> None:
 @pytest.mark.parametrize("kind", ["svg", "png"])
 def test_equal_figures_have_equal_bytes_and_the_style_stays_inside(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first = plots.render(measure(True).figure, kind)
-    monkeypatch.setitem(matplotlib.rcParams, "lines.linewidth", 7.25)  # a user's own setting
+    monkeypatch.setitem(matplotlib.rcParams, "axes.facecolor", "red")  # a user's own setting
     monkeypatch.setitem(matplotlib.rcParams, "svg.hashsalt", None)
     before = dict(matplotlib.rcParams)
     assert plots.render(measure(True).figure, kind) == first
@@ -290,7 +290,8 @@ def test_what_was_done_before_does_not_count_as_speed(clock: list[float]) -> Non
         bar.advance(10)
         bar.skip(40)
     assert stream.getvalue().splitlines() == [
-        "work:  60 %, 0:10 passed, about 0:40 left", "work: 100 %, done before, 0:10 passed"
+        "work:  60 %, 0:10 passed, about 0:40 left",
+        "work: 100 %, done before, 0:10 passed",
     ]
 
 
