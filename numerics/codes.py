@@ -1,8 +1,9 @@
 """Between numbers and codes of one element format: `encode`, `decode`, `round_to`.
 
-Policy. Values beyond the largest finite one saturate, infinities too. The sign of zero is kept by float formats.
+Policy. Values beyond the largest finite one saturate, infinities too. The sign of zero is kept by signed float formats.
 NaN becomes the format's NaN; where there is none, +max as the hardware's `cvt...satfinite` gives (PTX ISA 9.3,
-9.7.9.22), or an error under nan="raise". E8M0 holds no negative number: negative input becomes its NaN.
+9.7.9.22), or an error under nan="raise". Unsigned formats (UE4M3, E8M0) hold no negative number: it becomes their NaN.
+E8M0 holds no zero: zero becomes its least value.
 
 float64, float32, float16 and bfloat16 inputs are rounded once, from their exact value. Nothing goes through
 torch's float8 casts, whose meaning changes between releases.
@@ -16,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .formats import Format
-from .rounding import RANDOM_BITS, Rounding, exponent_codes, round_magnitude, working_dtype
+from .formats import TABLE_BITS, Format
+from .rounding import RANDOM_WIDTHS, Rounding, round_magnitude, working_dtype
 
+CHUNK = 1 << 16  # elements that stay in a CPU's cache through all steps of an encoding
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -47,6 +49,7 @@ def encode(
     rounding: Rounding = Rounding.NEAREST_EVEN,
     random_bits: Any = None,
     nan: str = "max",
+    random_width: int = 16,
 ) -> Any:
     """Codes of `x` in `fmt`, saturating.
 
@@ -54,42 +57,74 @@ def encode(
         x: float64, float32, float16 or bfloat16; torch (any device) or numpy; any shape.
         fmt: the element format.
         rounding: the mode; STOCHASTIC needs `random_bits`.
-        random_bits: integers in [0, 2^16), one per element, shape of `x`.
+        random_bits: integers in [0, 2^random_width), one per element, shape of `x`; their width is 16 (as the
+            hardware's) or 32.
         nan: "max": a NaN becomes the format's NaN, else +max; "raise": a NaN is an error.
 
     Returns:
-        Codes, shape of `x`, uint8 (uint16 for formats wider than 8 bits), numpy if `x` was.
+        Codes, shape of `x`, `fmt.code_dtype` (uint8, uint16 or int32), numpy if `x` was.
 
     Raises:
         TypeError: `x` is not floating point. ValueError: random bits missing, superfluous or of another shape;
-        a NaN under nan="raise"; an unknown `nan`; a mode that `fmt` lacks.
+        a NaN under nan="raise"; an unknown `nan` or width.
     """
     tensor, is_numpy = as_tensor(x, "x")
     require_float(tensor, "x")
     if nan not in ("max", "raise"):
         raise ValueError(f"nan={nan!r}: use 'max' or 'raise'")
-    field = _check_random(tensor, rounding, random_bits)
+    field = _check_random(tensor, rounding, random_bits, random_width)
     if nan == "raise":
         count = int(torch.isnan(tensor).sum())
         if count:
             raise ValueError(f"x holds {count} NaN: remove them or pass nan='max'")
-    codes = encode_tensor(tensor, fmt, rounding, field)
+    codes = encode_tensor(tensor, fmt, rounding, field, random_width)
     return codes.numpy() if is_numpy else codes
 
 
-def encode_tensor(x: Tensor, fmt: Format, rounding: Rounding, random_bits: Tensor | None = None) -> Tensor:
-    """`encode` on a checked tensor."""
-    if fmt.kind == "exponent":
-        return exponent_codes(x if x.dtype == torch.float64 else x.to(torch.float32), rounding).to(torch.uint8)
+def encode_tensor(
+    x: Tensor, fmt: Format, rounding: Rounding, random_bits: Tensor | None = None, random_width: int = 16
+) -> Tensor:
+    """`encode` on checked tensors; on a CPU in chunks that stay in its cache."""
+    if x.device.type != "cpu" or x.numel() <= CHUNK:
+        return _encode(x, fmt, rounding, random_bits, random_width)
+    flat = x.reshape(-1)
+    fields = None if random_bits is None else random_bits.reshape(-1)
+    out = torch.empty(x.shape, dtype=fmt.code_dtype)
+    for start in range(0, x.numel(), CHUNK):
+        part = slice(start, start + CHUNK)
+        out.view(-1)[part] = _encode(flat[part], fmt, rounding, None if fields is None else fields[part], random_width)
+    return out
+
+
+def _encode(x: Tensor, fmt: Format, rounding: Rounding, random_bits: Tensor | None, random_width: int) -> Tensor:
     x = x.to(working_dtype(x.dtype, fmt))
-    negative = torch.signbit(x)
-    not_a_number = torch.isnan(x)
-    # two's complement reaches one step further on the negative side: -2.0 in S2F6
-    limit = fmt.max + negative * fmt.min_subnormal if fmt.kind == "fixed" else torch.full_like(x, fmt.max)
-    magnitude = torch.where(not_a_number, 0.0, torch.minimum(x.abs(), limit.to(x.dtype)))
-    code = with_sign(round_magnitude(magnitude, fmt, rounding, x, random_bits), -negative.to(torch.int32), fmt)
+    integer = torch.int32 if x.dtype == torch.float32 else torch.int64
+    bits = x.view(integer)
+    magnitude = bits & torch.iinfo(integer).max
+    not_a_number = magnitude > _pattern(float("inf"), x.dtype)
+    sign = (bits >> (torch.iinfo(integer).bits - 1)).to(torch.int32)  # -1 or 0
+    # as integers NaN exceeds infinity, and infinity every number: one clamp saturates all three
+    largest = _pattern(fmt.max, x.dtype)
+    if fmt.kind == "fixed":  # two's complement reaches one step further on the negative side: -2.0 in S2F6
+        further = _pattern(-fmt.min, x.dtype) - largest
+        magnitude = torch.minimum(magnitude, largest - sign.to(integer) * further)
+    else:
+        magnitude = magnitude.clamp_(max=largest)
+    if fmt.kind == "exponent":
+        magnitude = magnitude.clamp_(min=_pattern(fmt.min, x.dtype))
+    code = round_magnitude(magnitude.view(x.dtype), fmt, rounding, x, random_bits, random_width)
+    if fmt.kind == "exponent" or not fmt.signed:
+        assert fmt.nan_code is not None
+        code = torch.where(x < 0, fmt.nan_code, code)
+    else:
+        code = with_sign(code, sign, fmt)
     code = torch.where(not_a_number, fmt.max_code if fmt.nan_code is None else fmt.nan_code, code)
     return code.to(fmt.code_dtype)
+
+
+def _pattern(value: float, dtype: torch.dtype) -> int:
+    """The bits of `value` in float32 or float64, as an integer."""
+    return int(torch.tensor(value, dtype=dtype).view(torch.int32 if dtype == torch.float32 else torch.int64))
 
 
 def with_sign(magnitude: Tensor, sign: Tensor, fmt: Format) -> Tensor:
@@ -117,15 +152,35 @@ def decode(codes: Any, fmt: Format) -> Any:
 
 
 def decode_tensor(codes: Tensor, fmt: Format) -> Tensor:
-    """`decode` on checked codes: one table look-up, float32."""
-    return fmt.table(codes.device).index_select(0, codes.reshape(-1).to(torch.int32)).view(codes.shape)
+    """`decode` on checked codes: a table look-up, or the formula for formats too wide for a table; float32."""
+    if fmt.bits <= TABLE_BITS:
+        return fmt.table(codes.device).index_select(0, codes.reshape(-1).to(torch.int32)).view(codes.shape)
+    codes = codes.to(torch.int64)
+    if fmt.kind == "fixed":
+        signed = codes - ((codes >> (fmt.bits - 1)) << fmt.bits)
+        return (signed.to(torch.float64) * 2.0**-fmt.mantissa_bits).to(torch.float32)
+    width = fmt.bits - int(fmt.signed)
+    magnitude, m = codes & ((1 << width) - 1), fmt.mantissa_bits
+    exponent, mantissa = magnitude >> m, magnitude & ((1 << m) - 1)
+    significand = mantissa + ((exponent > 0).to(torch.int64) << m)
+    value = torch.ldexp(significand.to(torch.float64), exponent.clamp(min=1) - (fmt.bias + m))
+    infinite = (magnitude == fmt.max_code + 1) & (fmt.specials == "ieee")
+    value = torch.where(magnitude > fmt.max_code, torch.where(infinite, torch.inf, torch.nan), value)
+    return torch.where(codes >> width > 0, -value, value).to(torch.float32)
 
 
-def round_to(x: Any, fmt: Format, rounding: Rounding = Rounding.NEAREST_EVEN, random_bits: Any = None) -> Any:
+def round_to(
+    x: Any,
+    fmt: Format,
+    rounding: Rounding = Rounding.NEAREST_EVEN,
+    random_bits: Any = None,
+    random_width: int = 16,
+) -> Any:
     """`x` rounded to values of `fmt`: decode(encode(x)), dtype and kind of `x` kept, NaN kept. Errors as `encode`."""
     tensor, is_numpy = as_tensor(x, "x")
     require_float(tensor, "x")
-    codes = encode_tensor(tensor, fmt, rounding, _check_random(tensor, rounding, random_bits))
+    field = _check_random(tensor, rounding, random_bits, random_width)
+    codes = encode_tensor(tensor, fmt, rounding, field, random_width)
     values = torch.where(torch.isnan(tensor), tensor, decode_tensor(codes, fmt).to(tensor.dtype))
     return _to_numpy(values) if is_numpy else values
 
@@ -138,19 +193,21 @@ def _to_numpy(x: Tensor) -> np.ndarray:
     return x.numpy()
 
 
-def _check_random(x: Tensor, rounding: Rounding, random_bits: Any) -> Tensor | None:
+def _check_random(x: Tensor, rounding: Rounding, random_bits: Any, width: int) -> Tensor | None:
+    if width not in RANDOM_WIDTHS:
+        raise ValueError(f"random_width={width}: use 16 or 32")
     if rounding is not Rounding.STOCHASTIC:
         if random_bits is not None:
             raise ValueError(f"random_bits given with rounding={rounding}: they serve STOCHASTIC only")
         return None
     if random_bits is None:
-        raise ValueError("rounding=STOCHASTIC needs random_bits: one integer in [0, 65536) per element")
+        raise ValueError(f"rounding=STOCHASTIC needs random_bits: one integer in [0, 2^{width}) per element")
     field, _ = as_tensor(random_bits, "random_bits")
     if field.dtype.is_floating_point or field.dtype == torch.bool:
-        raise TypeError(f"random_bits have dtype {field.dtype}: pass integers in [0, 65536)")
+        raise TypeError(f"random_bits have dtype {field.dtype}: pass integers in [0, 2^{width})")
     if field.shape != x.shape:
         raise ValueError(f"random_bits has shape {tuple(field.shape)}: x has {tuple(x.shape)}")
     field = field.to(torch.int64)
-    if field.numel() and (int(field.min()) < 0 or int(field.max()) >= 1 << RANDOM_BITS):
-        raise ValueError("random_bits go beyond 16 bits: pass integers in [0, 65536)")
-    return field.to(torch.int32)
+    if field.numel() and (int(field.min()) < 0 or int(field.max()) >= 1 << width):
+        raise ValueError(f"random_bits go beyond {width} bits: pass integers in [0, {1 << width})")
+    return field.to(torch.int32) if width == 16 else field

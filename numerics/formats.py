@@ -5,10 +5,12 @@ properties. Three kinds exist:
 
     float     sign, exponent field E, mantissa field M:   (-1)^s 2^(E - bias) (1 + M / 2^m)     E > 0
                                                           (-1)^s 2^(1 - bias) (M / 2^m)         E = 0 (subnormal)
+              an unsigned one has no sign bit
     fixed     two's complement integer i:                 i / 2^m
     exponent  unsigned exponent field E:                  2^(E - bias), no zero, the last code is NaN
 
-Sources: OCP Microscaling Formats v1.0 (E2M1, E4M3, E8M0), PTX ISA 9.1 section 5.2.4 (S2F6, the element of MXINT8).
+Sources: OCP Microscaling Formats v1.0 (E2M1, E2M3, E3M2, E4M3, E5M2, E8M0, INT8), PTX ISA 9.1 section 5.2.3 (UE4M3)
+and 5.2.4 (S2F6, the element of MXINT8), IEEE 754 (FP16). BF16 and TF32 are float32 with a shorter mantissa.
 Everything here is exact: the value of each code is a dyadic rational that float32 holds.
 """
 
@@ -19,6 +21,8 @@ from functools import lru_cache
 
 import torch
 
+TABLE_BITS = 16  # formats up to this width decode by table
+
 
 @dataclass(frozen=True)
 class Format:
@@ -27,11 +31,15 @@ class Format:
     Args:
         name: the field's usual name, "E4M3".
         kind: "float", "fixed" or "exponent" (see the module docstring).
-        bits: width of a code in bits, at most 16.
+        bits: width of a code in bits, at most 32.
         exponent_bits, mantissa_bits: field widths; for a fixed-point format `mantissa_bits` counts fraction bits.
         bias: exponent bias; 0 for a fixed-point format.
         specials: which codes are not numbers. "none"; "nan": only the all-ones magnitude, NaN (E4M3, E8M0);
-            "ieee": the all-ones exponent holds infinity and NaNs (BF16).
+            "ieee": the all-ones exponent holds infinity and NaNs (FP16).
+        signed: whether a float format has a sign bit; the other kinds have no choice.
+
+    Raises:
+        ValueError: widths that do not add up, or values that float32 cannot hold.
     """
 
     name: str
@@ -41,19 +49,44 @@ class Format:
     mantissa_bits: int
     bias: int
     specials: str = "none"
+    signed: bool = True
 
     def __post_init__(self) -> None:
-        if self.kind not in ("float", "fixed", "exponent"):
-            raise ValueError(f"kind={self.kind!r} of format {self.name}: use 'float', 'fixed' or 'exponent'")
-        if self.specials not in ("none", "nan", "ieee"):
-            raise ValueError(f"specials={self.specials!r} of format {self.name}: use 'none', 'nan' or 'ieee'")
-        if not 2 <= self.bits <= 16:
-            raise ValueError(f"bits={self.bits} of format {self.name}: use 2 to 16")
-        if self.kind == "float" and self.bits != 1 + self.exponent_bits + self.mantissa_bits:
-            raise ValueError(
-                f"bits={self.bits} of format {self.name}: sign, exponent and mantissa need "
-                f"{1 + self.exponent_bits + self.mantissa_bits}"
+        def need(good: bool, field: str, remedy: str) -> None:
+            if not good:
+                raise ValueError(f"{field}={getattr(self, field)!r} of format {self.name}: {remedy}")
+
+        need(self.kind in ("float", "fixed", "exponent"), "kind", "use 'float', 'fixed' or 'exponent'")
+        need(self.specials in ("none", "nan", "ieee"), "specials", "use 'none', 'nan' or 'ieee'")
+        need(2 <= self.bits <= 32, "bits", "use 2 to 32")
+        need(self.mantissa_bits >= 0 and self.exponent_bits >= 0, "mantissa_bits", "field widths start at 0")
+        if self.kind == "float":
+            width = self.signed + self.exponent_bits + self.mantissa_bits
+            need(self.bits == width, "bits", f"sign, exponent and mantissa need {width}")
+            need(1 <= self.exponent_bits <= 8, "exponent_bits", "use 1 to 8")
+            need(self.mantissa_bits <= 23, "mantissa_bits", "float32 holds at most 23")
+            need(self.specials != "ieee" or self.exponent_bits >= 2, "specials", "'ieee' needs 2 exponent bits or more")
+            lowest, highest = 1 - self.bias - self.mantissa_bits, (1 << self.exponent_bits) - 1 - self.bias
+            need(lowest >= -149 and highest - (self.specials == "ieee") <= 127, "bias", "values leave float32's range")
+        if self.kind == "fixed":
+            need(self.signed and self.specials == "none", "specials", "fixed-point codes are all signed numbers")
+            need(
+                self.bits <= 24 and self.exponent_bits == 0 == self.bias, "bits", "use at most 24, no exponent, no bias"
             )
+            need(self.mantissa_bits < 126, "mantissa_bits", "use fewer fraction bits than 126")
+        if self.kind == "exponent":
+            need(self.bits == self.exponent_bits <= 8, "bits", "an exponent format is all exponent, at most 8 bits")
+            need(self.mantissa_bits == 0, "mantissa_bits", "an exponent format has none")
+            need(self.specials == "nan", "specials", "the last code of an exponent format is NaN: use 'nan'")
+            need(
+                0 <= self.bias <= 149 and (1 << self.bits) - 2 - self.bias <= 127,
+                "bias",
+                "values leave float32's range",
+            )
+
+    @property
+    def _sign_bits(self) -> int:
+        return int(self.kind == "float" and self.signed)
 
     @property
     def min_exponent(self) -> int:
@@ -65,7 +98,7 @@ class Format:
         """Code of the largest finite value."""
         if self.kind == "fixed":
             return (1 << (self.bits - 1)) - 1
-        top = (1 << (self.bits - (self.kind == "float"))) - 1  # the all-ones magnitude
+        top = (1 << (self.bits - self._sign_bits)) - 1  # the all-ones magnitude
         if self.specials == "ieee":
             return top - (1 << self.mantissa_bits)
         return top - (self.specials == "nan")
@@ -75,13 +108,20 @@ class Format:
         """Code of the canonical NaN, or None where the format has none."""
         if self.specials == "none":
             return None
-        top = (1 << (self.bits - (self.kind == "float"))) - 1
+        top = (1 << (self.bits - self._sign_bits)) - 1
         return top - (1 << (self.mantissa_bits - 1)) + 1 if self.specials == "ieee" else top
 
     @property
     def max(self) -> float:
         """Largest finite value."""
         return self.value(self.max_code)
+
+    @property
+    def min(self) -> float:
+        """Least finite value: -max, one step further in a fixed-point format, 0 or 2^-bias in an unsigned one."""
+        if self.kind == "fixed":
+            return self.value(1 << (self.bits - 1))
+        return -self.max if self._sign_bits else self.value(0)
 
     @property
     def min_normal(self) -> float:
@@ -95,8 +135,8 @@ class Format:
 
     @property
     def code_dtype(self) -> torch.dtype:
-        """Integer type that holds a code: uint8 up to 8 bits, else uint16."""
-        return torch.uint8 if self.bits <= 8 else torch.uint16
+        """Integer type that holds a code: uint8 up to 8 bits, uint16 up to 16, else int32."""
+        return torch.uint8 if self.bits <= 8 else torch.uint16 if self.bits <= 16 else torch.int32
 
     def value(self, code: int) -> float:
         """Value of one code by the formula of the module docstring; the definition that every decoder follows."""
@@ -107,8 +147,8 @@ class Format:
             return signed * 2.0**-self.mantissa_bits
         if self.kind == "exponent":
             return float("nan") if code == self.nan_code else 2.0 ** (code - self.bias)
-        sign = -1.0 if code >> (self.bits - 1) else 1.0
-        magnitude = code & ((1 << (self.bits - 1)) - 1)
+        sign = -1.0 if self.signed and code >> (self.bits - 1) else 1.0
+        magnitude = code & ((1 << (self.bits - self._sign_bits)) - 1)
         if magnitude > self.max_code:
             is_infinity = self.specials == "ieee" and magnitude == self.max_code + 1
             return sign * float("inf") if is_infinity else float("nan")
@@ -117,12 +157,17 @@ class Format:
         return sign * significand * 2.0 ** (max(exponent, 1) - self.bias - self.mantissa_bits)
 
     def values(self) -> torch.Tensor:
-        """Every finite value once, ascending, float32, shape (n,); -0 is not repeated beside 0."""
-        finite = {v for v in map(self.value, range(1 << self.bits)) if abs(v) < float("inf")}
-        return torch.tensor(sorted(finite), dtype=torch.float32)
+        """Every finite value once, ascending, float32, shape (n,); -0 is not repeated beside 0.
+
+        Raises: ValueError for a format wider than 16 bits, whose values are too many to list.
+        """
+        table = self.table()
+        return torch.unique(table[torch.isfinite(table)] + 0.0)  # sorted; -0 + 0 = 0
 
     def table(self, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Value of every code in code order, float32, shape (2^bits,), on `device`."""
+        """Value of every code in code order, float32, shape (2^bits,), on `device`. Errors as `values`."""
+        if self.bits > TABLE_BITS:
+            raise ValueError(f"{self.name} has {self.bits} bits: tables end at {TABLE_BITS}; use nm.decode")
         return _table(self, str(device))
 
     def __repr__(self) -> str:
@@ -131,16 +176,34 @@ class Format:
             f"min subnormal {self.min_subnormal:g})"
         )
 
+    def _repr_html_(self) -> str:
+        """Facts as a table and, for up to 4 bits, every value: what a notebook shows."""
+        fields = {"bits": self.bits, "exponent bits": self.exponent_bits, "mantissa bits": self.mantissa_bits}
+        numbers = {"bias": self.bias, "max": self.max, "min normal": self.min_normal, "least": self.min_subnormal}
+        rows = "".join(f"<tr><th>{k}</th><td>{v:g}</td></tr>" for k, v in (fields | numbers).items())
+        values = ", ".join(f"{v:g}" for v in self.values().tolist()) if self.bits <= 4 else ""
+        return f"<table><caption>{self.name}</caption>{rows}</table>" + (f"<p>{values}</p>" if values else "")
+
 
 @lru_cache(maxsize=64)
 def _table(fmt: Format, device: str) -> torch.Tensor:
-    return torch.tensor([fmt.value(code) for code in range(1 << fmt.bits)], dtype=torch.float32, device=device)
+    return torch.tensor([fmt.value(code) for code in range(1 << fmt.bits)], dtype=torch.float32).to(device)
 
 
 E2M1 = Format("E2M1", "float", 4, 2, 1, bias=1)
+E2M3 = Format("E2M3", "float", 6, 2, 3, bias=1)
+E3M2 = Format("E3M2", "float", 6, 3, 2, bias=3)
 E4M3 = Format("E4M3", "float", 8, 4, 3, bias=7, specials="nan")
+E5M2 = Format("E5M2", "float", 8, 5, 2, bias=15, specials="ieee")
+UE4M3 = Format("UE4M3", "float", 7, 4, 3, bias=7, specials="nan", signed=False)
 E8M0 = Format("E8M0", "exponent", 8, 8, 0, bias=127, specials="nan")
 S2F6 = Format("S2F6", "fixed", 8, 0, 6, bias=0)
+INT8 = Format("INT8", "fixed", 8, 0, 0, bias=0)
+INT4 = Format("INT4", "fixed", 4, 0, 0, bias=0)
+FP16 = Format("FP16", "float", 16, 5, 10, bias=15, specials="ieee")
 BF16 = Format("BF16", "float", 16, 8, 7, bias=127, specials="ieee")
+TF32 = Format("TF32", "float", 19, 8, 10, bias=127, specials="ieee")
 
-FORMATS: dict[str, Format] = {f.name: f for f in (E2M1, E4M3, E8M0, S2F6, BF16)}
+FORMATS: dict[str, Format] = {
+    f.name: f for f in (E2M1, E2M3, E3M2, E4M3, E5M2, UE4M3, E8M0, S2F6, INT8, INT4, FP16, BF16, TF32)
+}
