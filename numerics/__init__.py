@@ -12,21 +12,30 @@ formulas and sources; codes, scales, outer scales and "exact" products are equal
 from . import layout, metrics, scales
 from .blocks import (
     BLOCK_FORMATS,
+    FP8_1X128,
+    FP8_128X128,
+    IF4,
+    MXFP4,
+    MXFP6_E2M3,
+    MXFP6_E3M2,
     MXFP8,
+    MXFP8_E5M2,
+    MXINT4,
+    MXINT8,
     MXS2F6,
     NVFP4,
+    NVFP4_2D,
     NVFP4_46,
+    NVINT4,
     BlockFormat,
     BlockTensor,
-    dequantize,
-    quantize,
-    requantize,
 )
 from .codes import decode, encode, round_to
-from .formats import BF16, E2M1, E4M3, E8M0, FORMATS, S2F6, Format
+from .formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, E8M0, FORMATS, FP16, INT4, INT8, S2F6, TF32, UE4M3, Format
 from .hadamard import hadamard, hadamard_inverse, hadamard_signs
 from .matmul import ACCUMULATORS, matmul
 from .philox import Random, philox
+from .quantizer import dequantize, quantize, requantize
 from .rounding import Rounding
 
 __all__ = [
@@ -34,14 +43,33 @@ __all__ = [
     "BF16",
     "BLOCK_FORMATS",
     "E2M1",
+    "E2M3",
+    "E3M2",
     "E4M3",
+    "E5M2",
     "E8M0",
     "FORMATS",
+    "FP8_1X128",
+    "FP8_128X128",
+    "FP16",
+    "IF4",
+    "INT4",
+    "INT8",
+    "MXFP4",
+    "MXFP6_E2M3",
+    "MXFP6_E3M2",
     "MXFP8",
+    "MXFP8_E5M2",
+    "MXINT4",
+    "MXINT8",
     "MXS2F6",
     "NVFP4",
+    "NVFP4_2D",
     "NVFP4_46",
+    "NVINT4",
     "S2F6",
+    "TF32",
+    "UE4M3",
     "BlockFormat",
     "BlockTensor",
     "Format",

@@ -113,10 +113,12 @@ def _operand(x: Operand, name: str, accumulator: str) -> tuple[Tensor, Tensor | 
         raise ValueError(
             f"{name} has its blocks along axis {x.axis}: the contraction is axis {x.codes.ndim - 1}; use .mT"
         )
-    if x.outer is None or x.outer.shape[-1] == 1:
+    if x.outer is None or (x.outer.shape[-1] == 1 and x.outer_block is None):
         return x.values(), x.outer
+    outer = x.outer_per_value()
+    assert outer is not None
     if accumulator == "exact":
-        return x.values().to(torch.float64) * x.outer.to(torch.float64), None  # at most 6 + 24 bits: exact
+        return x.values().to(torch.float64) * outer.to(torch.float64), None  # at most 6 + 24 bits: exact
     return x.dequantize(), None
 
 

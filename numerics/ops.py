@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .blocks import BlockFormat, BlockTensor, quantize, requantize
+from .blocks import BlockFormat, BlockTensor
 from .hadamard import hadamard, hadamard_inverse
 from .matmul import matmul
 from .philox import Random
+from .quantizer import quantize, requantize
 from .rounding import Rounding
 from .swiglu import swiglu, swiglu_backward
 

@@ -25,7 +25,7 @@ class Partition:
     Args:
         length: of the axis. blocks: their number. block_of: block index of each position, int64 (length,).
         slot: position of each value in the padded axis, int64 (length,), or None where nothing is padded.
-        group_of, index_in_group: group of each block and its index there, int64 (blocks,).
+        group_of, index_in_group: group of each block and its index there, int64 (blocks,). groups: their offsets.
     """
 
     length: int
@@ -34,6 +34,7 @@ class Partition:
     slot: Tensor | None
     group_of: Tensor
     index_in_group: Tensor
+    groups: tuple[int, ...] | None
 
     @staticmethod
     @lru_cache(maxsize=256)
@@ -50,7 +51,7 @@ class Partition:
         inside = torch.arange(length) - offsets[:-1][group]
         slot = first[group] * block + inside
         padded = total * block != length
-        return Partition(length, total, slot // block, slot if padded else None, group_of, index_in_group)
+        return Partition(length, total, slot // block, slot if padded else None, group_of, index_in_group, groups)
 
     def split(self, x: Tensor, block: int) -> Tensor:
         """(..., length) -> (..., blocks, block), padding with zeros."""

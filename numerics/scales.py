@@ -1,31 +1,38 @@
-"""Scale rules and outer scopes: how scale bytes, element codes and outer scales follow from values.
+"""Scale rules: how a block's scale and its element codes follow from its values. Each rule is a named function.
 
 Notation: x the block (..., B), amax its largest magnitude, outer the FP32 factor outside, s the stored block scale,
-q element codes. All operations are FP32, in the order written, each rounded once; divisions are tensor by tensor.
+q element codes, max the element format's largest value. All operations are FP32, in the order written, each rounded
+once; divisions are tensor by tensor. E4M3 scales:
 
-    nvfp4           s = e4m3(amax * (s_enc * (1/6)))             q = e2m1(x * min(1 / (s * (1 / s_enc)), FLT_MAX))
-    four_over_six   s_M = e4m3(amax / (outer * M)), M in {6, 4}  q_M = e2m1(x / (s_M * outer))
-                    the M with the smaller sum of ((q_M * s_M) * outer - x)^2; 4 only if strictly smaller
-    rceil           s = the smallest power of two with s * fmt.max >= amax        q = fmt(x / s)
+    nvfp4           s = e4m3(amax * (s_enc * (1/max)))           q = fmt(x * min(1 / (s * (1 / s_enc)), FLT_MAX))
+    static_M        s = e4m3(amax / (outer * M)), M = 6 or 4     q = e2m1(x / (s * outer))
+    four_over_six   both static_M, whichever has the smaller error of (q * s) * outer - x; 4 only if strictly smaller
+    unbiased        s = e4m3(amax / (outer * (max * 16/17))), rounded up where subnormal: no element saturates
+    if4             static_6 in FP4, or s = e4m3(amax / (outer * 7)) in INT4, the smaller squared error, ties FP4
 
-with s_enc = outer_max / amax(scope) and outer = amax(scope) / outer_max (`outer_scale`).
+E8M0 and FP32 scales:
+
+    rceil           s = the smallest power of two with s * max >= amax              q = fmt(x / s)
+    floor           s = 2^(exponent(amax) - exponent(max)): the largest may saturate
+    amax            s = amax / max, FP32                                            q = fmt(x / s)
+
+`outer` and s_enc are those of `numerics.outer`.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from .codes import decode_tensor, encode_tensor, with_sign
-from .formats import E4M3, Format
+from .formats import E4M3, INT4, Format
+from .outer import FLT_MAX
 from .rounding import Rounding, round_magnitude
-
-FLT_MAX = torch.finfo(torch.float32).max
-LEAST_OUTER = 2.0**-128  # 1 / FLT_MAX in float32: below it the encode scale is capped
 
 
 @dataclass(frozen=True)
@@ -54,11 +61,19 @@ class Block:
         code = round_magnitude(magnitude, self.element, self.rounding, self.x, self.random_bits)
         return with_sign(code, self.x.view(torch.int32) >> 31, self.element).to(torch.uint8)
 
+    def decode(self, codes: Tensor, scale: Tensor) -> Tensor:
+        """(code value * block scale) * outer."""
+        inner = decode_tensor(codes, self.element) * scale
+        return inner if self.outer is None else inner * self.outer
 
-def float32_bits(value: float) -> int:
-    """The float32 pattern of `value` as an integer."""
-    (bits,) = struct.unpack("<i", struct.pack("<f", value))
-    return int(bits)
+    def times_outer(self, scale: Tensor | float) -> Tensor:
+        """`scale` * outer, shaped like `amax` at least."""
+        outer = torch.ones_like(self.amax) if self.outer is None else self.outer
+        return outer * scale
+
+    def inside(self) -> tuple[Tensor, Tensor]:
+        """x and amax without the outer scale, by division."""
+        return (self.x, self.amax) if self.outer is None else (self.x / self.outer, self.amax / self.outer)
 
 
 @dataclass(frozen=True)
@@ -66,77 +81,32 @@ class Rule:
     """A named scale rule.
 
     Args:
-        name: the key in `RULES`. apply: Block -> (scale codes uint8 (..., n, 1), element codes uint8 (..., n, B)).
-        outer_max: amax / outer, the largest product of element and block scale; None: the rule takes no outer scale
-            of its own. source: paper and section.
+        name: the key in `RULES`. source: paper and section.
+        apply: Block -> (scales (..., n, 1), element codes uint8 (..., n, B)); scales are codes, uint8, or float32.
+        scale_max: the largest block scale it aims at, so that outer_max = scale_max * element.max; None: the rule
+            takes no outer scale of its own.
     """
 
     name: str
     apply: Callable[[Block], tuple[Tensor, Tensor]]
-    outer_max: float | None
+    scale_max: float | None
     source: str
 
-
-def outer_scale(amax: Tensor, outer_max: float) -> tuple[Tensor, Tensor]:
-    """The outer scale of a scope and the encode scale that Transformer Engine derives from the same amax.
-
-    outer = amax / outer_max, one division; s_enc = min(outer_max / amax, FLT_MAX). An all-zero scope has both 1.
-    Where s_enc is capped (amax below 7.9e-36) outer is 1 / FLT_MAX, so that codes and outer still decode to x.
-
-    Args: amax: float32, finite, any shape. Returns: (outer, s_enc), float32 like `amax`.
-    """
-    limit, one = amax.new_tensor(outer_max), torch.ones_like(amax)
-    s_enc = (limit / amax).clamp(max=FLT_MAX)
-    outer = (amax / limit).clamp(min=LEAST_OUTER)
-    zero = amax == 0
-    return torch.where(zero, one, outer), torch.where(zero | (s_enc == 0), one, s_enc)
+    def outer_max(self, element: Format) -> float | None:
+        """What an outer scale divides its scope's amax by."""
+        return None if self.scale_max is None else self.scale_max * element.max
 
 
-def outer_of_scope(
-    x: Tensor, amax: Tensor, axis: int, outer: str | Tensor | None, rule: Rule
-) -> tuple[Tensor | None, Tensor | None]:
-    """Outer and encode scale of each block, broadcasting to `amax` (..., blocks, 1), which has `axis` moved last."""
-    if outer is None:
-        return None, None
-    if isinstance(outer, Tensor):
-        try:
-            torch.broadcast_shapes(outer.shape, x.shape)
-            fits = outer.ndim == x.ndim and outer.shape[axis] == 1 and outer.dtype == torch.float32
-        except RuntimeError:
-            fits = False
-        if not fits:
-            raise ValueError(
-                f"outer of shape {tuple(outer.shape)}, {outer.dtype}: pass float32 with the {x.ndim} axes of x "
-                f"{tuple(x.shape)}, each 1 or the same, and 1 along axis {axis}"
-            )
-        if outer.numel() and not bool((outer >= LEAST_OUTER).all() & torch.isfinite(outer).all()):
-            raise ValueError(f"outer reaches down to {float(outer.min())}: use finite scales of at least 2^-128")
-        moved = outer.movedim(axis, -1).unsqueeze(-1)
-        return moved, _reciprocal(moved)
-    if outer not in ("tensor", "row", "leading"):
-        raise ValueError(f"outer={outer!r}: use None, 'tensor', 'row', 'leading' or a tensor")
-    if rule.outer_max is None:
-        raise ValueError(f"outer={outer!r}: rule {rule.name} sets no outer scale of its own; use None or a tensor")
-    if outer == "leading" and axis == 0:
-        raise ValueError("outer='leading' with axis=0: blocks along axis 0 would mix its scales; use another axis")
-    dims = {"tensor": range(amax.ndim), "row": (amax.ndim - 2,), "leading": range(1, amax.ndim)}[outer]
-    scope = amax.new_zeros([1 if d in dims else n for d, n in enumerate(amax.shape)])
-    if amax.numel():
-        scope = amax.amax(tuple(dims), keepdim=True)
-    return outer_scale(scope, rule.outer_max)
+def float32_bits(value: float) -> int:
+    """The float32 pattern of `value` as an integer."""
+    (bits,) = struct.unpack("<i", struct.pack("<f", value))
+    return int(bits)
 
 
-def round_outer(outer: Tensor, how: str) -> tuple[Tensor, Tensor]:
-    """Outer scale rounded up to a power of two (`how` = "pow2"), and its reciprocal, both exact."""
-    if how != "pow2":
-        raise ValueError(f"outer_rounding={how!r}: use None or 'pow2'")
-    fraction, exponent = torch.frexp(outer)
-    outer = torch.ldexp(torch.ones_like(outer), exponent - (fraction == 0.5).to(exponent.dtype))
-    return outer, _reciprocal(outer)
-
-
-def _reciprocal(outer: Tensor) -> Tensor:
-    return (torch.ones_like(outer) / outer).clamp(max=FLT_MAX)  # 1 / 2^-128 is beyond float32
+def e4m3_scale(value: Tensor, rounding: Rounding = Rounding.NEAREST_EVEN) -> tuple[Tensor, Tensor]:
+    """Scale codes, saturating at 448, and their values."""
+    codes = encode_tensor(value, E4M3, rounding)
+    return codes, decode_tensor(codes, E4M3)
 
 
 def nvfp4(block: Block) -> tuple[Tensor, Tensor]:
@@ -147,53 +117,94 @@ def nvfp4(block: Block) -> tuple[Tensor, Tensor]:
     """
     one = torch.ones_like(block.amax)
     s_enc = one if block.s_enc is None else block.s_enc
-    sixth = one / one.new_tensor(block.element.max)
-    scale = encode_tensor(block.amax * (s_enc * sixth), E4M3, Rounding.NEAREST_EVEN)
-    multiplier = (one / (decode_tensor(scale, E4M3) * (one / s_enc))).clamp(max=FLT_MAX)
-    return scale, block.encode(block.x * multiplier)
+    codes, scale = e4m3_scale(block.amax * (s_enc * (one / one.new_tensor(block.element.max))))
+    multiplier = (one / (scale * (one / s_enc))).clamp(max=FLT_MAX)
+    return codes, block.encode(block.x * multiplier)
 
 
-def four_over_six(block: Block) -> tuple[Tensor, Tensor]:
-    """Four over Six by mean squared error (arXiv 2512.02010, section 3): block maximum mapped to 6 or to 4.
+def _divided(block: Block, scale: Tensor) -> Tensor:
+    """Codes of x / (scale * outer), signed zeros where that product is zero."""
+    step = block.times_outer(scale)
+    return block.encode(block.x / torch.where(step == 0, float("inf"), step))
 
-    A scale that underflows gives codes of signed zero. Errors are summed as a binary tree over adjacent pairs.
+
+def static(block: Block, largest: float) -> tuple[Tensor, Tensor]:
+    """The block maximum mapped to `largest`, by division (arXiv 2512.02010, section 3)."""
+    codes, scale = e4m3_scale(block.amax / block.times_outer(largest))
+    return codes, _divided(block, scale)
+
+
+def unbiased(block: Block) -> tuple[Tensor, Tensor]:
+    """Headroom 16/17, E4M3's worst rounding down of a normal scale (arXiv 2601.22813): what stochastic rounding needs.
+
+    A subnormal scale rounds down by more, so it is rounded up. The largest scaled element is then 6 (1 + 2^-21).
     """
-    one = torch.ones_like(block.amax)
-    outer = one if block.outer is None else block.outer
-    candidates = []
-    for largest in (6.0, 4.0):
-        scale = encode_tensor(block.amax / (outer * largest), E4M3, Rounding.NEAREST_EVEN)
-        value = decode_tensor(scale, E4M3)
-        step = value * outer
-        codes = block.encode(block.x / torch.where(step == 0, float("inf"), step))
-        error = (decode_tensor(codes, block.element) * value) * outer - block.x
-        candidates.append((scale, codes, tree_sum(error * error)))
-    (scale6, codes6, error6), (scale4, codes4, error4) = candidates
+    exact = block.amax / block.times_outer(block.element.max * 16 / 17)
+    near, up = e4m3_scale(exact), e4m3_scale(exact, Rounding.TOWARD_POSITIVE)
+    subnormal = exact < E4M3.min_normal
+    codes, scale = (torch.where(subnormal, high, low) for low, high in zip(near, up, strict=True))
+    return codes, _divided(block, scale)
+
+
+def _square(d: Tensor) -> Tensor:
+    return tree(d * d, torch.add)
+
+
+def _absolute(d: Tensor) -> Tensor:
+    return tree(d.abs(), torch.add)
+
+
+def _largest(d: Tensor) -> Tensor:
+    return tree(d.abs(), torch.maximum)
+
+
+def four_over_six(block: Block, measure: Callable[[Tensor], Tensor] = _square) -> tuple[Tensor, Tensor]:
+    """Four over Six (arXiv 2512.02010, section 3): block maximum mapped to 6 or to 4, whichever errs less.
+
+    `measure` of the errors: sum of squares (the default), of magnitudes, or the largest magnitude. A scale that
+    underflows gives codes of signed zero. Sums are binary trees over adjacent pairs.
+    """
+    (scale6, codes6, error6), (scale4, codes4, error4) = (
+        (scale, codes, measure(block.decode(codes, decode_tensor(scale, E4M3)) - block.x))
+        for scale, codes in (static(block, 6.0), static(block, 4.0))
+    )
     use_4 = error4 < error6
     return torch.where(use_4, scale4, scale6), torch.where(use_4, codes4, codes6)
 
 
-def tree_sum(x: Tensor) -> Tensor:
-    """Sum over the last axis (a power of two long) as a binary tree over adjacent pairs; keeps the axis."""
+def if4(block: Block) -> tuple[Tensor, Tensor]:
+    """FP4 or INT4 per block, the choice in the scale's otherwise unused sign bit (set: INT4, values -7 to 7)."""
+    integer = replace(block, element=INT4)
+    scale_f, codes_f = static(block, 6.0)
+    scale_i, codes_i = static(integer, INT4.max)
+    error_f = _square(block.decode(codes_f, decode_tensor(scale_f, E4M3)) - block.x)
+    error_i = _square(integer.decode(codes_i, decode_tensor(scale_i, E4M3)) - block.x)
+    use_integer = error_i < error_f
+    return torch.where(use_integer, scale_i | 0x80, scale_f), torch.where(use_integer, codes_i, codes_f)
+
+
+def tree(x: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Combine the last axis (a power of two long) as a binary tree over adjacent pairs; keeps the axis."""
     while x.shape[-1] > 1:
-        x = x[..., 0::2] + x[..., 1::2]
+        x = combine(x[..., 0::2], x[..., 1::2])
     return x
 
 
-def rceil(block: Block) -> tuple[Tensor, Tensor]:
-    """Round-up E8M0 scale of arXiv 2506.08027 and PTX `cvt.rp.ue8m0x2`: no element saturates.
+def power_of_two(block: Block, up: bool) -> tuple[Tensor, Tensor]:
+    """E8M0 scale: rounded up so that no element saturates (arXiv 2506.08027, PTX `cvt.rp.ue8m0x2`), or down to the
+    difference of exponents (OCP Microscaling v1.0, section 6.3).
 
-    Mantissas are compared, nothing is divided. The scale is clamped to E8M0, whose code 0 is 2^-127.
-    Scaling by 2^-k is exact except where it underflows float32, far below any element's least value.
+    Mantissas are compared, nothing is divided. The scale is clamped to E8M0, whose code 0 is 2^-127. Scaling by 2^-k
+    is exact except where it underflows float32, far below any element's least value.
     """
-    x, amax = block.x, block.amax
-    if block.outer is not None:
-        x, amax = x / block.outer, amax / block.outer
-    limit = float32_bits(block.element.max)
-    bits, mantissa = amax.view(torch.int32), limit & 0x7FFFFF
-    # a float32 subnormal is compared with max * 2^-127, whose leading bit is explicit
-    above = (bits & 0x7FFFFF) > torch.where(bits < 0x800000, (mantissa | 0x800000) >> 1, mantissa)
-    scale = ((bits >> 23) - (limit >> 23) + 127 + above.to(torch.int32)).clamp_(0, 254)
+    x, amax = block.inside()
+    limit, bits = float32_bits(block.element.max), amax.view(torch.int32)
+    scale = (bits >> 23) - (limit >> 23) + 127
+    if up:
+        mantissa = limit & 0x7FFFFF
+        # a float32 subnormal is compared with max * 2^-127, whose leading bit is explicit
+        scale += (bits & 0x7FFFFF) > torch.where(bits < 0x800000, (mantissa | 0x800000) >> 1, mantissa)
+    scale = scale.clamp_(0, 254)
     return scale.to(torch.uint8), block.encode(x * exponent_reciprocal(scale))
 
 
@@ -202,8 +213,28 @@ def exponent_reciprocal(code: Tensor) -> Tensor:
     return torch.where(code == 254, 0x00400000, (254 - code) << 23).view(torch.float32)
 
 
-NVFP4_RULE = Rule("nvfp4", nvfp4, 6.0 * 448.0, "Transformer Engine 2.15; arXiv 2509.25149, appendix B")
-FOUR_OVER_SIX_RULE = Rule("four_over_six", four_over_six, 6.0 * 256.0, "arXiv 2512.02010, section 3; MSE, 256")
-RCEIL_RULE = Rule("rceil", rceil, None, "arXiv 2506.08027; PTX ISA cvt.rp.satfinite.ue8m0x2")
+def amax(block: Block) -> tuple[Tensor, Tensor]:
+    """FP32 scale amax / max, one division (DeepSeek-V3, arXiv 2412.19437, section 3.3); an all-zero block has 1."""
+    x, largest = block.inside()
+    one = torch.ones_like(largest)
+    scale = torch.where(largest == 0, one, largest / one.new_tensor(block.element.max))
+    return scale, block.encode(x / torch.where(scale == 0, float("inf"), scale))
 
-RULES: dict[str, Rule] = {r.name: r for r in (NVFP4_RULE, FOUR_OVER_SIX_RULE, RCEIL_RULE)}
+
+_FOUR_OVER_SIX = "arXiv 2512.02010, section 3"
+RULES: dict[str, Rule] = {
+    rule.name: rule
+    for rule in (
+        Rule("nvfp4", nvfp4, 448.0, "Transformer Engine 2.15; arXiv 2509.25149, appendix B"),
+        Rule("static_6", partial(static, largest=6.0), 448.0, _FOUR_OVER_SIX),
+        Rule("static_4", partial(static, largest=4.0), 448.0, _FOUR_OVER_SIX),
+        Rule("four_over_six", four_over_six, 256.0, _FOUR_OVER_SIX),
+        Rule("four_over_six_mae", partial(four_over_six, measure=_absolute), 256.0, _FOUR_OVER_SIX),
+        Rule("four_over_six_absmax", partial(four_over_six, measure=_largest), 256.0, _FOUR_OVER_SIX),
+        Rule("unbiased", unbiased, 448.0 * 16 / 17, "arXiv 2601.22813, section 3"),
+        Rule("if4", if4, 448.0, "Four over Six's repository, IF4"),
+        Rule("rceil", partial(power_of_two, up=True), None, "arXiv 2506.08027; PTX cvt.rp.satfinite.ue8m0x2"),
+        Rule("floor", partial(power_of_two, up=False), None, "OCP Microscaling Formats v1.0, section 6.3"),
+        Rule("amax", amax, None, "arXiv 2412.19437, section 3.3"),
+    )
+}

@@ -1,0 +1,229 @@
+"""`quantize` makes block tensors, `requantize` makes another from the values of one, never from the originals.
+
+Blocks of the axis (and with tiles, lines of its neighbour) are folded into the last axis of a (..., blocks, B) view, so
+that every rule sees one row per scale. Codes, scales and outers are equal on every device.
+
+NaN and Inf: a block that holds one gets a NaN scale and codes of +max; outer scales follow the other blocks. Zero
+rows, empty groups, all-zero blocks and tensors are ordinary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .blocks import BlockFormat, BlockTensor, partner
+from .codes import as_tensor, require_float
+from .outer import outer_of_runs, outer_of_scope, round_outer
+from .partition import Partition, check_groups, random_fields
+from .philox import Random
+from .rounding import Rounding
+from .scales import RULES, Block, Rule
+
+
+@dataclass(frozen=True)
+class _Folding:
+    """How a tensor folds into (..., blocks, B) and back: `axis` last, cut into blocks, tile lines beside each other."""
+
+    axis: int
+    lines: Partition | None
+    blocks: Partition
+    fmt: BlockFormat
+
+    def fold(self, x: Tensor) -> Tensor:
+        return self.gather(self.blocks.split(x.movedim(self.axis, -1), self.fmt.block))
+
+    def gather(self, x: Tensor) -> Tensor:
+        """(..., lines, blocks, B) -> (..., tiles, blocks, tile * B)."""
+        if self.lines is None:
+            return x
+        x = self.lines.split(x.movedim(-3, -1), self.fmt.tile)  # (..., blocks, B, tiles, tile)
+        return x.movedim(-2, -4).movedim(-1, -2).flatten(-2)  # (..., tiles, blocks, B, tile) -> tile before B
+
+    def unfold(self, x: Tensor) -> Tensor:
+        """Inverse of `fold`."""
+        if self.lines is not None:
+            x = x.unflatten(-1, (self.fmt.tile, self.fmt.block)).movedim(-2, -1).movedim(-4, -2)
+            x = self.lines.join(x).movedim(-1, -3)
+        return self.blocks.join(x).movedim(-1, self.axis)
+
+    def scales(self, x: Tensor) -> Tensor:
+        """(..., tiles, blocks, 1) -> the axes of the tensor."""
+        return x.squeeze(-1).movedim(-1, self.axis)
+
+
+def quantize(
+    x: Any,
+    fmt: BlockFormat,
+    axis: int = -1,
+    outer: str | int | Tensor | None = "format",
+    outer_rounding: str | None = None,
+    groups: Any = None,
+    rule: str | Rule | None = None,
+    rounding: Rounding = Rounding.NEAREST_EVEN,
+    random: Random | None = None,
+    check_finite: bool = False,
+) -> BlockTensor:
+    """Quantize `x` in blocks along `axis`.
+
+    Args:
+        x: floating point, torch (any device) or numpy, at least one axis; rounded to float32 first if it is float64.
+        fmt: the block format.
+        outer: scope of the FP32 outer scale: None, "tensor", "row" (one per index of the other axes: one per token),
+            "leading" (one per index of axis 0: one per expert), an int, a multiple of the block (one per so many values
+            along `axis`), a float32 tensor that broadcasts to `x`, or "format": the format's own ("tensor" for
+            NVFP4, None for MX).
+        outer_rounding: None, or "pow2": outer rounded up to a power of two.
+        groups: offsets of expert groups along `axis`, non-decreasing, first 0, last the length; blocks never
+            straddle them.
+        rule: a name in `scales.RULES` or a Rule; None: the format's.
+        rounding: of the elements. random: words for STOCHASTIC.
+        check_finite: raise on NaN and Inf instead of giving the block a NaN scale.
+
+    Returns:
+        BlockTensor of torch tensors on the device of `x`.
+
+    Raises:
+        TypeError: `x` is not floating point. ValueError: axis, groups, outer, rule or random words that do not fit;
+        non-finite values under check_finite.
+    """
+    tensor, axis, offsets = _checked(x, fmt, axis, groups, rounding, random, check_finite)
+    chosen = fmt.rule if rule is None else _rule(rule, fmt)
+    scope = fmt.outer if isinstance(outer, str) and outer == "format" else outer
+    partition = Partition.of(tensor.shape[axis], fmt.block, offsets)
+    other = None if fmt.tile == 1 else partner(axis, tensor.ndim)
+    lines = None if other is None else Partition.of(tensor.shape[other], fmt.tile, None)
+    folding = _Folding(axis, lines, partition, fmt)
+    blocks = folding.fold(tensor.to(torch.float32))
+    least, greatest = torch.aminmax(blocks, dim=-1, keepdim=True)  # NaN in, NaN out
+    largest = torch.maximum(least.abs(), greatest.abs())
+    finite = torch.isfinite(largest)
+    amax = torch.where(finite, largest, 0.0)
+    factor, s_enc, kept = _outer_scales(
+        tensor, amax, axis, scope, chosen.outer_max(fmt.element), folding, outer_rounding
+    )
+    bits = None
+    if random is not None:
+        grouped = offsets is not None
+        bits = random_fields(random, tensor.shape, axis, grouped, partition, fmt.block, fmt.element.bits, blocks.device)
+        bits = folding.gather(bits)
+    scales, codes = chosen.apply(Block(blocks, amax, factor, s_enc, fmt.element, rounding, bits))
+    poison = float("nan") if fmt.scale is None else fmt.scale.nan_code
+    scales = torch.where(finite, scales, poison).to(torch.float32 if fmt.scale is None else torch.uint8)
+    codes = torch.where(finite, codes, fmt.element.max_code).to(torch.uint8)  # a computed NaN has no defined sign
+    run = scope if isinstance(scope, int) else None
+    return BlockTensor(
+        folding.unfold(codes), folding.scales(scales), kept, fmt, chosen.name, axis, offsets, outer_block=run
+    )
+
+
+def _outer_scales(
+    x: Tensor,
+    amax: Tensor,
+    axis: int,
+    scope: str | int | Tensor | None,
+    outer_max: float | None,
+    folding: _Folding,
+    how: str | None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """(outer of each block, its encode scale, the outer as it is kept), see `outer`."""
+    if how not in (None, "pow2"):
+        raise ValueError(f"outer_rounding={how!r}: use None or 'pow2'")
+    if scope is None:
+        return None, None, None
+    if folding.lines is not None and not (isinstance(scope, str) and scope in ("tensor", "leading")):
+        raise ValueError(
+            f"outer={scope!r}: a tile has one scale for lines with different ones; use 'tensor' or 'leading'"
+        )
+    if isinstance(scope, int):
+        outer, s_enc, run_of_block = outer_of_runs(amax, scope, folding.blocks, folding.fmt.block, outer_max)
+    else:
+        outer, s_enc = outer_of_scope(x.shape, amax, axis, scope, outer_max)
+        run_of_block = None
+    if how == "pow2":
+        outer, s_enc = round_outer(outer)
+    kept = folding.scales(outer)
+    if run_of_block is not None:
+        outer, s_enc = outer.index_select(-2, run_of_block), s_enc.index_select(-2, run_of_block)
+    return outer, s_enc, kept
+
+
+def dequantize(q: BlockTensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """`q.dequantize(dtype)`."""
+    return q.dequantize(dtype)
+
+
+def requantize(
+    q: BlockTensor,
+    fmt: BlockFormat,
+    axis: int = -2,
+    groups: Any = None,
+    outer: str = "keep",
+    rounding: Rounding = Rounding.STOCHASTIC,
+    random: Random | None = None,
+) -> BlockTensor:
+    """Quantize the values of `q` again, in `fmt` along `axis`: how a saved operand becomes a backward operand.
+
+    Args:
+        outer: "keep": the outer scale stays a factor outside, exact, and must not vary along `axis`, the new
+            contraction; "multiply": it multiplies the values first (rounded to FP32); "drop": it is left out, for
+            a caller who applies it elsewhere.
+        axis, groups, rounding, random: as in `quantize`.
+
+    Raises:
+        ValueError: an unknown `outer`; "keep" with an outer scale that varies along `axis`; as `quantize`.
+    """
+    axis = _axis(q.codes, axis)
+    if outer not in ("keep", "multiply", "drop"):
+        raise ValueError(f"outer={outer!r}: use 'keep', 'multiply' or 'drop'")
+    if outer == "keep" and q.outer is not None and (q.outer.shape[axis] != 1 or q.outer_block is not None):
+        raise ValueError(
+            f"outer='keep': the outer scale of shape {tuple(q.outer.shape)} varies along axis {axis}, the new "
+            "contraction; use 'multiply', or 'drop' and fold it into the other operand"
+        )
+    values = q.dequantize() if outer == "multiply" else q.values()
+    new = quantize(values, fmt, axis, outer=None, groups=groups, rounding=rounding, random=random)
+    return replace(new, outer=q.outer) if outer == "keep" else new
+
+
+def _checked(
+    x: Any, fmt: BlockFormat, axis: int, groups: Any, rounding: Rounding, random: Random | None, check_finite: bool
+) -> tuple[Tensor, int, tuple[int, ...] | None]:
+    """The arguments of `quantize` that need no computing, checked."""
+    tensor, _ = as_tensor(x, "x")
+    require_float(tensor, "x")
+    axis = _axis(tensor, axis)
+    if (rounding is Rounding.STOCHASTIC) != (random is not None):
+        raise ValueError(
+            f"rounding={rounding} with random={random}: STOCHASTIC needs random=nm.Random(...), others None"
+        )
+    if check_finite:
+        _require_finite(tensor)
+    return tensor, axis, check_groups(groups, tensor.shape[axis])
+
+
+def _axis(x: Tensor, axis: int) -> int:
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(f"axis={axis}: the tensor has shape {tuple(x.shape)}; use {-x.ndim} to {x.ndim - 1}")
+    return axis % x.ndim
+
+
+def _rule(rule: str | Rule, fmt: BlockFormat) -> Rule:
+    if isinstance(rule, Rule):
+        return rule
+    if rule not in RULES:
+        raise ValueError(f"rule={rule!r}: known rules are {', '.join(RULES)}")
+    fits = {None: ("amax",), "E8M0": ("rceil", "floor")}.get(fmt.scale and fmt.scale.name)
+    fits = fits or tuple(name for name in RULES if name not in ("amax", "rceil", "floor", "if4"))
+    if rule not in fits and rule != fmt.rule.name:
+        raise ValueError(f"rule={rule!r} makes no scales of {fmt.name}: use one of {', '.join(fits)}")
+    return RULES[rule]
+
+
+def _require_finite(x: Tensor) -> None:
+    bad = (~torch.isfinite(x)).nonzero()
+    if len(bad):
+        raise ValueError(f"x holds {len(bad)} non-finite values, the first at index {tuple(bad[0].tolist())}")
