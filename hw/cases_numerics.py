@@ -18,8 +18,8 @@ from .cases import EXPERTS, Cut, Draw, Inputs, Operation, Outputs, _spread, part
 
 
 def _encode(fmt: nm.Format, i: Inputs) -> Outputs:
-    modes = [m for m in nm.Rounding if fmt.kind != "exponent" or m.name not in ("STOCHASTIC", "TOWARD_NEGATIVE")]
-    return {m.name: nm.encode(i["x"], fmt, m, i["bits"] if m is nm.Rounding.STOCHASTIC else None) for m in modes}
+    bits = {m: i["bits"] if m is nm.Rounding.STOCHASTIC else None for m in nm.Rounding}
+    return {m.name: nm.encode(i["x"], fmt, m, bits[m]) for m in nm.Rounding}
 
 
 def _philox(i: Inputs) -> Outputs:
@@ -89,7 +89,9 @@ def _requantize(fmt: nm.BlockFormat, i: Inputs) -> Outputs:
     return out | parts("keep", kept) | {"kept values": kept.dequantize()}
 
 
-NONE, ROW = {"none": {"outer": None}}, {"row": {"outer": "row"}, "row pow2": {"outer": "row", "outer_rounding": "pow2"}}
+NONE: dict[str, dict[str, Any]] = {"none": {"outer": None}}
+ROW = {"row": {"outer": "row"}, "row pow2": {"outer": "row", "outer_rounding": "pow2"}, "run": {"outer": 128}}
+RULES = ("static_6", "static_4", "four_over_six_mae", "four_over_six_absmax", "unbiased")
 WHOLE = {
     "tensor": {"outer": "tensor"},
     "tensor pow2": {"outer": "tensor", "outer_rounding": "pow2"},
@@ -119,11 +121,15 @@ def block_operations() -> list[Operation]:
     for fmt in nm.BLOCK_FORMATS.values():
         scopes = (NONE if fmt.outer is None else NONE | ROW) | GIVEN
         whole = {k: v for k, v in WHOLE.items() if fmt.outer is not None or k == "stochastic"}
+        found.append(Operation(f"quantize {fmt.name} whole", experts, partial(_quantize, fmt, -1, whole)))
+        if fmt.tile > 1:  # a tile reaches over rows and columns: there are no pieces to compute alone
+            continue
         found += [
             Operation(f"quantize {fmt.name}", tokens, partial(_quantize, fmt, -1, scopes), rows),
-            Operation(f"quantize {fmt.name} whole", experts, partial(_quantize, fmt, -1, whole)),
             Operation(f"quantize {fmt.name} groups", columns, partial(_quantize, fmt, -2, scopes), columns_cut),
         ]
+    rules: dict[str, dict[str, Any]] = {name: {"outer": "row", "rule": name} for name in RULES}
+    found.append(Operation("quantize NVFP4 by rule", tokens, partial(_quantize, nm.NVFP4, -1, rules), rows))
     for old, new in ((nm.NVFP4, nm.MXFP8), (nm.NVFP4_46, nm.MXFP8), (nm.NVFP4, nm.MXS2F6), (nm.NVFP4_46, nm.NVFP4)):
         name = f"requantize {old.name} {new.name}"
         found.append(Operation(name, partial(saved, old), partial(_requantize, new), by_expert))

@@ -104,7 +104,7 @@ BROKEN = [
     ("rounding", "_round_scaled", away, "quantize MXS2F6", "ties", "none.codes["),
     ("matmul", "_scaled", lost_outer, "exact product of blocks", "normal", "product["),
     ("matmul", "_scaled", lost_outer, "gate_up_glu NVFP4", "normal", "gate_up["),
-    ("scales", "outer_scale", by_scalar, "quantize NVFP4", "tails", "row.outer["),
+    ("outer", "outer_scale", by_scalar, "quantize NVFP4", "tails", "row.outer["),
     ("matmul", "exact_product", plain_float64, "exact product", "cancelling", "product["),
     ("hadamard", "_butterfly", reversed_pairs, "hadamard", "normal", "16["),
     ("ops", "hadamard_inverse", lost_sign, "aggregate NVFP4", "zeros", "out["),
