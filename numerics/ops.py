@@ -42,11 +42,16 @@ class Cast:
 @dataclass(frozen=True)
 class Recast:
     """How a saved operand becomes a backward operand: format (None: its values in BF16), what happens to its outer
-    scale ("keep", "multiply", "drop"), element rounding."""
+    scale, element rounding. outer: "keep" it outside, "multiply" it into the values, or leave it to the "gradient",
+    whose rows it multiplies instead (a token's scale in wgrad)."""
 
     fmt: BlockFormat | None
     outer: str = "keep"
     rounding: Rounding = Rounding.NEAREST_EVEN
+
+    def __post_init__(self) -> None:
+        if self.outer not in ("keep", "multiply", "gradient"):
+            raise ValueError(f"outer={self.outer!r} of a recast: use 'keep', 'multiply' or 'gradient'")
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,19 +151,32 @@ def grad_to_wire(g: Tensor, tokens: Tensor, row_weights: Tensor, cast: Cast, ran
     return quantize_tokens(g.to(torch.float32).index_select(0, tokens) * row_weights, cast, random)
 
 
-def requantize_transpose(q: Operand, recast: Recast, groups: Any = None, random: Random | None = None) -> Operand:
-    """A saved operand, decoded from its codes, with blocks along the other axis (-2), per expert group.
+def row_scale(q: Operand, recast: Recast) -> Tensor | None:
+    """The outer scales (R, 1) that a recast leaves to the gradient's rows, or None."""
+    left = isinstance(q, BlockTensor) and recast.fmt is not None and recast.outer == "gradient"
+    return q.outer if left else None  # type: ignore[union-attr]
 
-    Args: q (R, D) with `groups`, or a weight (E, N, K) without. random: for a stochastic recast, else None.
-    Returns: operand of the shape of `q`, blocks along axis -2; bfloat16 if `recast.fmt` is None.
+
+def requantize_transpose(
+    q: Operand, recast: Recast, groups: Any = None, random: Random | None = None, rows: Tensor | None = None
+) -> Operand:
+    """An operand, decoded from its codes, with blocks along the other axis (-2), per expert group.
+
+    Args:
+        q: (R, D) with `groups`, or a weight (E, N, K) without. random: for a stochastic recast, else None.
+        rows: float32 (R, 1) that multiplies the decoded values first (FP32): what `row_scale` of the other operand
+            left to this one; None: nothing.
+
+    Returns:
+        Operand of the shape of `q`, blocks along axis -2; bfloat16 if `recast.fmt` is None.
     """
-    if recast.fmt is None or isinstance(q, Tensor):
-        values = q.dequantize() if isinstance(q, BlockTensor) else q
-        if recast.fmt is None:
-            return values.to(torch.bfloat16)
-        return quantize(values, recast.fmt, -2, None, groups=groups)
     random = random if recast.rounding is Rounding.STOCHASTIC else None
-    return requantize(q, recast.fmt, -2, groups, recast.outer, recast.rounding, random)
+    if isinstance(q, BlockTensor) and recast.fmt is not None and rows is None:
+        outer = "drop" if recast.outer == "gradient" else recast.outer
+        return requantize(q, recast.fmt, -2, groups, outer, recast.rounding, random)
+    values = q.dequantize() if isinstance(q, BlockTensor) else q.to(torch.float32)
+    values = values if rows is None else values * rows
+    return quantize_tokens(values, Cast(recast.fmt, None, recast.rounding), random, groups, axis=-2)
 
 
 def grad_products(

@@ -96,14 +96,19 @@ def random_fields(
     """Random fields (..., blocks, B) for a tensor whose `axis` was moved last; see `philox`.
 
     Expert: the group along `axis` if there are groups, else the index of axis 0 of a tensor with three or more axes,
-    else 0. Line: the index of the remaining axes, flattened. Group of 16: counted from the start of the expert's group.
+    else 0. Line: the index of the remaining axes, flattened. `random.rows` sets both for a tensor of two axes. Group of
+    16: counted from the start of the expert's group.
     """
     per_block = block // GROUP
     lines = [n for d, n in enumerate(shape) if d != axis]
     experts = lines.pop(0) if len(shape) >= 3 and axis != 0 and not grouped else None
     group = (partition.index_in_group[:, None] * per_block + torch.arange(per_block)).flatten().to(device)
     line = torch.arange(math.prod(lines), device=device).view(*lines, 1)
-    if experts is None:
+    if random.rows is not None and not grouped:
+        by_row = Partition.of(lines[0], 1, check_groups(random.rows, lines[0]))  # blocks of one row
+        expert, line = (t.to(device)[:, None] for t in (by_row.group_of, by_row.index_in_group))
+        lead = lines
+    elif experts is None:
         expert = partition.group_of.repeat_interleave(per_block).to(device)
         lead = lines
     else:

@@ -86,10 +86,13 @@ class Random:
 
     Args:
         key: (seed, step). counter: (layer * 64 + role, grain * experts); see the module docstring. 32-bit words.
+        rows: offsets of the experts' rows when the quantized axis runs along features: a row then counts within its
+            expert. None: all lines belong to expert 0, or to the leading index of a tensor with three axes.
     """
 
     key: tuple[int, int]
     counter: tuple[int, int] = (0, 0)
+    rows: tuple[int, ...] | None = None
 
     def fields(self, expert: Tensor | int, line: Tensor, group: Tensor, element_bits: int) -> Tensor:
         """One 16-bit field per element of every group.

@@ -195,7 +195,7 @@ def _checked(
     """The arguments of `quantize` that need no computing, checked."""
     tensor, _ = as_tensor(x, "x")
     require_float(tensor, "x")
-    axis = _axis(tensor, axis)
+    tensor, axis = tensor.detach(), _axis(tensor, axis)
     if (rounding is Rounding.STOCHASTIC) != (random is not None):
         raise ValueError(
             f"rounding={rounding} with random={random}: STOCHASTIC needs random=nm.Random(...), others None"

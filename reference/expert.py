@@ -24,12 +24,24 @@ from .recipe import ExpertRecipe
 
 
 class Role(IntEnum):
-    """Which tensor of a layer draws random words; part of the counter."""
+    """Which tensor of a layer draws random words; part of the counter.
+
+    DY, DZ and DX are the gradients of a row's output, of its gate and up, and of its input, along features; those with
+    TOKENS are along tokens.
+    """
 
     W13 = 0
     W2 = 1
     X = 2
     H = 3
+    DY = 4
+    DY_TOKENS = 5
+    DZ = 6
+    DZ_TOKENS = 7
+    DX = 8
+
+
+SHARED = 32  # added to the roles of a layer's shared expert
 
 
 @dataclass(frozen=True)
@@ -40,11 +52,15 @@ class Draw:
     step: int
     grain: int
 
-    def random(self, layer: int, role: Role, experts: int) -> Random:
-        """Words of one tensor: key (seed, step), counter (layer * 64 + role, grain * experts). Weights draw once a
-        step, for grain 0."""
+    def random(self, slot: int, role: Role, groups: tuple[int, ...]) -> Random:
+        """Words of one tensor: key (seed, step), counter (slot + role, grain * experts).
+
+        `slot` is layer * 64, plus SHARED for the shared expert; `groups` are the rows' offsets. Weights draw once a
+        step, for grain 0.
+        """
         grain = 0 if role in (Role.W13, Role.W2) else self.grain
-        return Random((self.seed, self.step), (layer * 64 + role, grain * experts))
+        rows = groups if role in (Role.DY, Role.DZ, Role.DX) else None  # quantized along features
+        return Random((self.seed, self.step), (slot + role, grain * (len(groups) - 1)), rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +79,8 @@ class Routing:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What an expert layer computes with: the operations, its recipe, its wire, its place and its random words."""
+    """What an expert layer computes with: the operations, its recipe, its wire, its place and its random words.
+    `shared` says that the shared expert follows the recipe too."""
 
     ops: ModuleType
     recipe: ExpertRecipe
@@ -71,6 +88,13 @@ class Setting:
     layer: int
     draw: Draw
     accumulator: str = "fp32"
+    shared: bool = False
+    slot: int = 0
+
+    @property
+    def place(self) -> int:
+        """Base of the random counters of this layer's tensors."""
+        return self.layer * 64 + self.slot
 
 
 def route(experts_TK: Tensor, experts: int) -> Routing:
@@ -112,30 +136,33 @@ class ExpertMLP(torch.autograd.Function):
         (x_q, h_q, w13_q, w2_q, payload), (gate_up, weights) = _restore(ctx)
         wire, plain = ops.Wire(recipe.combine_fmt, setting.signs), ops.Wire(None)
 
-        def again(q: Any, role: Role) -> Any:
-            recast = recipe.saved_weight if role in (Role.W13, Role.W2) else recipe.saved_input
-            words = setting.draw.random(setting.layer, role, len(groups) - 1)
-            return ops.requantize_transpose(q, recast, None if role in (Role.W13, Role.W2) else groups, words)
+        def words(role: Role) -> Random:
+            return setting.draw.random(setting.place, role, groups)
 
-        def along_tokens(grad: Any) -> Any:
-            # nearest, from what was received: the wire's codes, or BF16
-            return ops.requantize_transpose(grad, ops.Recast(recipe.grad.fmt), groups)
+        def again(q: Any, role: Role) -> Any:
+            weight = role in (Role.W13, Role.W2)
+            recast = recipe.saved_weight if weight else recipe.saved_input
+            return ops.requantize_transpose(q, recast, None if weight else groups, words(role))
 
         _, decoded = ops.aggregate(payload, routing.slots, weights, wire)
         d_weights = ops.router_gradient(g, decoded, routing.slots, wire)
         row_weights = torch.empty_like(weights).view(-1, 1)
         row_weights[routing.slots.flatten()] = weights.reshape(-1, 1)
-        dy = ops.grad_to_wire(g, routing.tokens, row_weights, recipe.grad)  # [R, D]
-        dh, d_w2 = ops.grad_products(
-            dy, along_tokens(dy), again(w2_q, Role.W2), again(h_q, Role.H), groups, setting.accumulator
-        )
+        # what arrived on the wire is quantized again along tokens; d_gate_up is at hand and quantized twice
+        tokenwise = ops.Recast(recipe.grad.fmt, rounding=recipe.grad.rounding)
+        dy = ops.grad_to_wire(g, routing.tokens, row_weights, recipe.grad, words(Role.DY))  # [R, D]
+        scale = ops.row_scale(h_q, recipe.saved_input)
+        dy_tokens = ops.requantize_transpose(dy, tokenwise, groups, words(Role.DY_TOKENS), scale)
+        w2, h = again(w2_q, Role.W2), again(h_q, Role.H)
+        dh, d_w2 = ops.grad_products(dy, dy_tokens, w2, h, groups, setting.accumulator)
         d_gate_up = ops.glu_backward(dh, gate_up)  # [R, 2F]
-        dz = ops.quantize_tokens(d_gate_up, recipe.grad)
-        dz_tokens = ops.quantize_tokens(d_gate_up, recipe.grad, groups=groups, axis=-2)
-        dx_R, d_w13 = ops.grad_products(
-            dz, dz_tokens, again(w13_q, Role.W13), again(x_q, Role.X), groups, setting.accumulator
-        )
-        dx, _ = ops.aggregate(ops.quantize_tokens(dx_R, recipe.grad), routing.slots, None, plain)
+        dz = ops.quantize_tokens(d_gate_up, recipe.grad, words(Role.DZ))
+        scale = ops.row_scale(x_q, recipe.saved_input)
+        dz_tokens = ops.requantize_transpose(d_gate_up, tokenwise, groups, words(Role.DZ_TOKENS), scale)
+        w13, x = again(w13_q, Role.W13), again(x_q, Role.X)
+        dx_R, d_w13 = ops.grad_products(dz, dz_tokens, w13, x, groups, setting.accumulator)
+        returned = ops.quantize_tokens(dx_R, recipe.grad, words(Role.DX))
+        dx, _ = ops.aggregate(returned, routing.slots, None, plain)
         return dx.to(g.dtype), d_weights, d_w13, d_w2, None, None
 
 

@@ -3,12 +3,13 @@
     x = embed(tokens);  per layer  x += attention(norm(x)),  x += moe(norm(x));  logits = head(norm(x))
 
 The residual stream is FP32; every branch reads and writes BF16. Experts follow the recipe; attention, router,
-shared experts, embeddings and head are BF16 (recipe.py says which layers are which). Shapes: B sequences, S
+embeddings and head are BF16, shared experts too unless the recipe says otherwise. Shapes: B sequences, S
 positions, D width, V vocabulary, L layers.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -58,21 +59,29 @@ class ModelConfig:
             raise ValueError(f"balance={self.balance}: use 0 or more")
         if self.depth % 6:
             raise ValueError(f"depth={self.depth}: the last sixth must be whole; use {self.depth // 6 * 6 + 6}")
+        step = math.lcm(2 * self.heads, self._block(recipe))
         if self.dim % (2 * self.heads):
-            fits = max(2 * self.heads, self.dim // (2 * self.heads) * 2 * self.heads)
-            raise ValueError(f"dim={self.dim}: {self.heads} heads need even parts of it; use {fits}")
+            raise ValueError(f"dim={self.dim}: {self.heads} heads need even parts of it; use {_near(self.dim, step)}")
         if self.top_k > self.experts:
             raise ValueError(f"top_k={self.top_k}: there are {self.experts} experts; use at most {self.experts}")
-        for name in ("dim", "expert_dim"):
-            self._check_block(name, recipe)
+        widths = {"dim": step, "expert_dim": self._block(recipe)}
+        if recipe.shared:
+            widths["shared_dim"] = self._block(recipe)
+        for name, multiple in widths.items():
+            if getattr(self, name) % self._block(recipe):
+                raise ValueError(
+                    f"{name}={getattr(self, name)}: blocks of {self._block(recipe)} of recipe {recipe.name} do not "
+                    f"divide it; use {_near(getattr(self, name), multiple)}"
+                )
 
-    def _check_block(self, name: str, recipe: Recipe) -> None:
-        value = getattr(self, name)
-        block = max(recipe.layer(layer, self.depth).row_block for layer in range(self.depth))
-        if value % block:
-            lower, upper = value // block * block, value // block * block + block
-            fits = f"{lower} or {upper}" if lower else f"{upper}"
-            raise ValueError(f"{name}={value}: blocks of {block} of recipe {recipe.name} do not divide it; use {fits}")
+    def _block(self, recipe: Recipe) -> int:
+        return math.lcm(*(recipe.layer(layer, self.depth).row_block for layer in range(self.depth)))
+
+
+def _near(value: int, multiple: int) -> str:
+    """The multiples around a value, for an error's remedy."""
+    lower, upper = value // multiple * multiple, value // multiple * multiple + multiple
+    return f"{lower} or {upper}" if lower else f"{upper}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +156,7 @@ class Transformer(nn.Module):
         for index, layer in enumerate(self.layers):
             recipe = self.recipe.layer(index, self.config.depth)
             signs = None if recipe.combine_hadamard is None else self.signs[recipe.combine_hadamard].to(x_BSD.device)
-            x_BSD, extra = layer(x_BSD, Setting(self.ops, recipe, signs, index, draw, self.accumulator))
+            setting = Setting(self.ops, recipe, signs, index, draw, self.accumulator, self.recipe.shared)
+            x_BSD, extra = layer(x_BSD, setting)
             balance = balance + extra
         return self.head(self.norm(x_BSD)), balance * (self.config.balance / self.config.depth)

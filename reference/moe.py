@@ -10,11 +10,13 @@ over the tokens of one grain. Shapes: B sequences, S positions, T = B S tokens, 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from .dense import Linear, swiglu_mlp
-from .expert import ExpertMLP, Setting, route
+from .expert import SHARED, ExpertMLP, Routing, Setting, route
 
 
 class MoE(nn.Module):
@@ -42,7 +44,17 @@ class MoE(nn.Module):
         weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True)
         routing = route(chosen_TK, self.experts)
         routed_TD = ExpertMLP.apply(x_TD, weights_TK, self.w13, self.w2, routing, setting)
-        shared_TD = swiglu_mlp(x_TD, self.shared_in, self.shared_out)
+        shared_TD = self._shared(x_TD, setting)
         share_E = torch.tensor(routing.groups, device=x_TD.device).diff() / routing.groups[-1]
         balance = self.experts * (share_E * probabilities_TE.mean(0)).sum()
         return (routed_TD + shared_TD).view(x_BSD.shape), balance
+
+    def _shared(self, x_TD: Tensor, setting: Setting) -> Tensor:
+        """The shared expert: BF16, or under the recipe as one expert that every token visits with weight 1."""
+        if not setting.shared:
+            return swiglu_mlp(x_TD, self.shared_in, self.shared_out)
+        tokens = torch.arange(len(x_TD), device=x_TD.device)
+        routing = Routing(tokens[:, None], tokens, (0, len(x_TD)))
+        weights_T1 = torch.ones(len(x_TD), 1, device=x_TD.device)
+        w13, w2 = self.shared_in.weight[None], self.shared_out.weight[None]
+        return ExpertMLP.apply(x_TD, weights_T1, w13, w2, routing, replace(setting, slot=SHARED))

@@ -6,7 +6,9 @@ For y = x w^T the three products take:
     dgrad   g as `grad`, along features                                       w recast by `saved_weight`
     wgrad   g as `grad`, along tokens                                         x recast by `saved_input`
 
-Gradients travel as `grad` too; expert outputs travel as `combine_fmt` after a Hadamard of size `combine_hadamard`.
+A token's outer scale cannot stay outside wgrad, whose contraction runs over tokens: `saved_input` multiplies it into
+the operand, as the article's "dequantize", or leaves it to the gradient's rows. Gradients travel as `grad` too; expert
+outputs travel as `combine_fmt` after a Hadamard of size `combine_hadamard`.
 The backward operands are made from the saved codes, never from the originals. Formats: None is BF16.
 
 Sources: Thinking Machines Lab, "End-to-End 4-Bit Training" (2026) for `fourbit`; arXiv 2506.08027 for `mxfp8`.
@@ -35,6 +37,15 @@ class ExpertRecipe:
     combine_fmt: BlockFormat | None = None
     combine_hadamard: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.saved_weight.outer == "gradient":
+            raise ValueError("saved_weight.outer='gradient': only a token's scale can move to the gradient's rows")
+        if self.saved_input.outer == "keep" and self.input.outer == "row" and self.saved_input.fmt is not None:
+            raise ValueError(
+                "saved_input.outer='keep': an outer scale per token varies along wgrad's contraction; use 'multiply' "
+                "or 'gradient'"
+            )
+
     @property
     def row_block(self) -> int:
         """What model and expert width must be a multiple of: the longest block or Hadamard along either."""
@@ -51,31 +62,37 @@ class Recipe:
     Args:
         name: what tables and run folders call it. experts: of most layers. last: of the last ceil(L * last_share)
             layers. last_share: 1/6 in the article, whose depths are multiples of 6.
-        claims_unbiased: the backward operands' expectation over random words equals the saved values. Refused for
-            a recast that cannot keep it.
+        shared: whether shared experts follow the recipe too, instead of BF16.
+        claims_unbiased: in the layers under `experts`, the backward operands' expectation over random words equals
+            the saved values. Refused for a recast that cannot keep it.
     """
 
     name: str
     experts: ExpertRecipe
     last: ExpertRecipe
     last_share: float = 0.0
+    shared: bool = False
     claims_unbiased: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.last_share <= 1.0:
             raise ValueError(f"last_share={self.last_share} of recipe {self.name}: use a share between 0 and 1")
         if self.claims_unbiased:
-            for role in ("saved_weight", "saved_input"):
-                _require_unbiased(self.name, role, getattr(self.experts, role))
+            _require_unbiased(self.name, "saved_weight", self.experts.saved_weight, self.experts.weight)
+            _require_unbiased(self.name, "saved_input", self.experts.saved_input, self.experts.input)
 
     def layer(self, index: int, depth: int) -> ExpertRecipe:
         """The recipe of layer `index` (from 0) of `depth`."""
-        last = math.ceil(depth * self.last_share - 1e-9)  # 1/6 of 6 in floating point must not become 2
+        last = math.ceil(depth * self.last_share)
         return self.last if index >= depth - last else self.experts
 
 
-def _require_unbiased(name: str, role: str, recast: Recast) -> None:
+def _require_unbiased(name: str, role: str, recast: Recast, cast: Cast) -> None:
     if recast.fmt is None:
+        if cast.fmt is not None:
+            raise ValueError(
+                f"recipe {name} claims_unbiased, but {role} rounds {cast.fmt.name} values to BF16, nearest"
+            )
         return
     if recast.rounding is not Rounding.STOCHASTIC:
         raise ValueError(f"recipe {name} claims_unbiased, but {role} rounds {recast.rounding.value}: use STOCHASTIC")

@@ -115,3 +115,7 @@ def _work(config: TrainConfig, messages: Connection, parent: int) -> None:
         messages.send(("result", train(config, ops, tell)))
     except (ValueError, OSError, TrainingStopped) as error:
         messages.send(("error", error))
+    finally:
+        signal.signal(
+            signal.SIGTERM, signal.SIG_IGN
+        )  # it ends by itself now; a SystemExit in its last lines would show

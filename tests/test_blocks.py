@@ -202,17 +202,18 @@ def _slope(rounding: nm.Rounding) -> float:
     return float(np.polyfit(range(7), np.log2(errors), 1)[0])
 
 
-def _assert_unbiased(rounding: nm.Rounding) -> None:
-    assert _slope(rounding) == pytest.approx(-1, abs=0.02)
+def _is_unbiased(rounding: nm.Rounding) -> bool:
+    slope = _slope(rounding)
+    assert slope == slope
+    return abs(slope + 1) <= 0.02
 
 
 def test_stochastic_requantization_is_unbiased():
-    _assert_unbiased(nm.Rounding.STOCHASTIC)
+    assert _is_unbiased(nm.Rounding.STOCHASTIC)
 
 
 def test_nearest_requantization_fails_the_same_test():
-    with pytest.raises(AssertionError):
-        _assert_unbiased(nm.Rounding.NEAREST_EVEN)
+    assert not _is_unbiased(nm.Rounding.NEAREST_EVEN) and abs(_slope(nm.Rounding.NEAREST_EVEN)) < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -343,11 +344,34 @@ def test_non_finite_values_poison_their_block_only(fmt: nm.BlockFormat, bad: flo
     start = 70 // fmt.block * fmt.block
     values = q.dequantize()
     block = (slice(1, 2) if fmt.tile == 1 else slice(None), slice(start, start + fmt.block))
-    assert bool(values[block].isnan().all())
+    assert bool(values[block].isnan().all()) and bool((q.codes[block] == fmt.element.max_code).all())
     values[block] = 0
     assert bool(torch.isfinite(values).all())
     with pytest.raises(ValueError, match=r"1 non-finite values, the first at index \(1, 70\)"):
         nm.quantize(x, fmt, check_finite=True)
+
+
+def test_a_poisoned_block_does_not_set_the_outer_scale():
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(9)) * 1e-3
+    clean = nm.quantize(x[:, 16:], nm.NVFP4)
+    x[0, 0] = float("nan")
+    x[1:, :16] = 0
+    q = nm.quantize(x, nm.NVFP4)
+    assert torch.equal(q.outer, clean.outer) and torch.equal(q.codes[:, 16:], clean.codes)
+
+
+def test_outer_scale_rounded_to_a_power_of_two():
+    for amax, wanted in ((2688.0, 1.0), (2689.0, 2.0), (1345.0, 1.0), (1344.0, 0.5), (5376.0, 2.0)):
+        q = nm.quantize(torch.tensor([[amax] * 16]), nm.NVFP4, outer_rounding="pow2")
+        assert float(q.outer) == wanted
+
+
+def test_elements_are_scaled_by_the_encode_scale_not_by_the_outer():
+    """A BF16 block on which 1 / (s * (1 / s_enc)) and 1 / (s * outer) give 0.6015625 different codes."""
+    bits = "3f1a 3e61 bf20 c004 3c8b 3fd4 bf5a 3a6b bf0f 3f3d bd72 bf4f bfbb bf26 bd32 3e8e"
+    x = torch.tensor([[int(b, 16) for b in bits.split()]], dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
+    assert float(x[0, 0]) == 0.6015625
+    assert int(nm.quantize(x, nm.NVFP4, outer="row").codes[0, 0]) == 3
 
 
 @pytest.mark.parametrize("scale", [1e-44, 1e-38, 1e-30, 1e30, 1e37])
@@ -377,6 +401,7 @@ def test_numpy_and_ml_dtypes_arrays_are_taken():
         (lambda x: nm.quantize(x, nm.MXFP8, outer="row"), "rule sets no outer scale"),
         (lambda x: nm.quantize(x, nm.NVFP4, outer=torch.ones(3, 1)), r"outer of shape \(3, 1\)"),
         (lambda x: nm.quantize(x, nm.NVFP4, outer=torch.zeros(1, 1)), "at least 2"),
+        (lambda x: nm.quantize(x, nm.NVFP4, axis=0, outer="leading"), "outer='leading' with axis=0"),
         (lambda x: nm.quantize(x, nm.NVFP4, rule="ceil"), "known rules are nvfp4"),
         (lambda x: nm.quantize(x, nm.NVFP4, outer_rounding="pow3"), "use None or 'pow2'"),
         (lambda x: nm.quantize(x, nm.MXFP8, axis=0, groups=[0, 3]), r"groups=\[0, 3\].*axis length 4"),

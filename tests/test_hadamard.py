@@ -78,3 +78,13 @@ def test_outlier_is_spread():
     assert rms == [pytest.approx(0.144, rel=0.03), pytest.approx(1.414, rel=0.03)]
     others = [float((v - x)[:, 4:].square().mean().sqrt()) for v in (combined, direct)]
     assert others == [pytest.approx(0.144, rel=0.03), pytest.approx(0.0265, rel=0.03)]  # the price: small neighbours
+
+
+def test_signs_follow_philox_bit_by_bit():
+    """Bit i of word 0 of Philox(0, 0), 0x6627e8d5, from the lowest: a set bit is -1."""
+    bits = [0x6627E8D5 >> i & 1 for i in range(32)]
+    assert nm.hadamard_signs(32, (0, 0)).tolist() == [1.0 - 2 * bit for bit in bits]
+
+
+def test_zero_rows():
+    assert nm.hadamard(torch.zeros(0, 64), 32).shape == (0, 64)

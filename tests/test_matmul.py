@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import numerics as nm
+from numerics.matmul import exact_product
 
 
 def _spread(shape: tuple[int, ...], exponents: int, seed: int) -> torch.Tensor:
@@ -138,3 +139,20 @@ def test_empty_and_added():
 def test_bad_arguments_are_named(call, message: str):
     with pytest.raises(ValueError, match=message):
         call(torch.ones(32, 32))
+
+
+@pytest.mark.parametrize("terms", [129, 1025])
+def test_slices_of_full_significands(terms: int):
+    """48-bit integers and a length just above a power of two fill every slice to its last bit."""
+    generator = torch.Generator().manual_seed(terms)
+    a, b = (torch.randint(-(1 << 48), 1 << 48, (2, terms), generator=generator).double() for _ in range(2))
+    got = exact_product(a, b)
+    assert all(_is_nearest(got[i, j], _dot(a[i], b[j])) for i in range(2) for j in range(2))
+    same = torch.full((1, terms), float((1 << 48) - 1), dtype=torch.float64)
+    assert _is_nearest(exact_product(same, same)[0, 0], _dot(same[0], same[0]))
+
+
+def test_a_zero_sum_is_positive_zero():
+    for a in (torch.tensor([[-0.0]]), torch.tensor([[-0.0, -0.0]]), torch.tensor([[1.0, -1.0]])):
+        out = nm.matmul(a, torch.ones(1, a.shape[1]))
+        assert float(out) == 0 and not bool(torch.signbit(out))

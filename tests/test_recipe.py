@@ -30,6 +30,18 @@ def test_fourbit_is_the_article_role_by_role():
     assert (last.combine_fmt, last.combine_hadamard) == (nm.MXS2F6, 32)
 
 
+def test_the_baselines_role_by_role():
+    r = preset("mxfp8").experts
+    casts = (r.input, r.hidden, r.weight, r.grad)
+    assert {(c.fmt, c.outer, c.rounding) for c in casts} == {(nm.MXFP8, None, nm.Rounding.NEAREST_EVEN)}
+    assert {(c.fmt, c.rounding) for c in (r.saved_weight, r.saved_input)} == {(nm.MXFP8, nm.Rounding.NEAREST_EVEN)}
+    assert r.combine_fmt is None and r.combine_hadamard is None and preset("mxfp8").last == r
+    r = preset("bf16").experts
+    assert {c.fmt for c in (r.input, r.hidden, r.weight, r.grad, r.saved_weight, r.saved_input)} == {None}
+    assert r.combine_fmt is None and r.combine_hadamard is None and preset("bf16").last == r
+    assert not any(preset(name).shared for name in PRESETS)
+
+
 @pytest.mark.parametrize(("depth", "last"), [(6, 1), (12, 2), (18, 3), (42, 7), (66, 11), (5, 1), (7, 2)])
 def test_last_sixth(depth: int, last: int):
     r = preset("fourbit")
@@ -52,6 +64,12 @@ def test_claims_are_refused_with_the_reason():
     nvfp4 = replace(base.experts, saved_input=Recast(nm.NVFP4, "multiply", nm.Rounding.STOCHASTIC))
     with pytest.raises(ValueError, match=r"saved_input uses rule nvfp4.*saturate.*rceil"):
         replace(base, experts=nvfp4)
+    with pytest.raises(ValueError, match=r"saved_weight rounds NVFP4 values to BF16, nearest"):
+        replace(base, experts=replace(base.experts, saved_weight=Recast(None)))
+    with pytest.raises(ValueError, match=r"saved_weight.outer='gradient': only a token's scale"):
+        replace(base.experts, saved_weight=Recast(nm.MXFP8, "gradient"))
+    with pytest.raises(ValueError, match=r"saved_input.outer='keep'.*varies along wgrad's contraction"):
+        replace(base.experts, saved_input=Recast(nm.MXFP8, "keep"))
     with pytest.raises(ValueError, match=r"last_share=1.5"):
         Recipe("x", base.experts, base.last, last_share=1.5)
 

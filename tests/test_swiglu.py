@@ -64,3 +64,15 @@ def test_gradient_is_that_of_the_formula() -> None:
     # two FP32 products and one BF16 rounding: relative 2^-8 + 3 * 2^-24; d_up also carries silu's BF16 rounding
     assert bool(((d_gate.double() - g.grad).abs() <= g.grad.abs() * (2**-8 + 2**-22) + 1e-30).all())
     assert bool(((d_up.double() - u.grad).abs() <= u.grad.abs() * (2 * 2**-8 + 2**-14) + 1e-30).all())
+
+
+def test_gradient_bit_for_bit():
+    """d_up from the BF16 silu of the forward; d_gate from (dh * up) first, then the slope, one rounding at the end."""
+    generator = torch.Generator().manual_seed(2)
+    gate, up = (torch.randn(1 << 21, generator=generator).bfloat16() for _ in range(2))
+    dh = torch.randn(1 << 21, generator=generator)
+    d_gate, d_up = swiglu_backward(dh, gate, up)
+    slope = silu_tables("cpu")[1][gate.view(torch.uint16).long()]
+    assert torch.equal(d_up, (dh * silu(gate).float()).bfloat16())
+    assert torch.equal(d_gate, ((dh * up.float()) * slope).bfloat16())
+    assert not torch.equal(d_gate, (dh * (up.float() * slope)).bfloat16())  # the order shows, in some 4 of a million
