@@ -124,7 +124,11 @@ class BlockTensor:
         return replace(self, codes=self.codes.mT, scales=self.scales.mT, outer=outer, axis=axis)
 
     def values(self) -> Tensor:
-        """Code value * block scale, without the outer scale: float32, exact (E4M3 x E8M0 within float32's range)."""
+        """Code value * block scale, without the outer scale: float32, the shape of the tensor.
+
+        Exact where the product is a float32 number: with E8M0 scales a block at the ends of float32's range may
+        overflow to infinity or lose bits to underflow.
+        """
         fmt = self.fmt
         scale = self.scales if fmt.scale is None else decode_tensor(self.scales, fmt.scale)
         element = decode_tensor(self.codes, fmt.element)

@@ -25,7 +25,7 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def as_tensor(x: Any, name: str) -> tuple[Tensor, bool]:
-    """`x` as a tensor, and whether it came as a numpy array (ml_dtypes' small floats included)."""
+    """`x` as a tensor, and whether it came as a numpy array (ml_dtypes' bfloat16 included)."""
     if isinstance(x, Tensor):
         return x, False
     if isinstance(x, np.ndarray):
@@ -33,7 +33,8 @@ def as_tensor(x: Any, name: str) -> tuple[Tensor, bool]:
             return torch.from_numpy(x.view(np.uint16).copy()).view(torch.bfloat16), True
         if x.dtype.kind not in "fiu":
             raise TypeError(f"{name} has numpy dtype {x.dtype}: convert it to float32 first")
-        return torch.from_numpy(np.ascontiguousarray(x)), True
+        native = x.astype(x.dtype.newbyteorder("="), order="C", copy=not x.flags.writeable)
+        return torch.from_numpy(native), True
     raise TypeError(f"{name} is a {type(x).__name__}: pass a torch tensor or a numpy array")
 
 
@@ -51,7 +52,7 @@ def encode(
     nan: str = "max",
     random_width: int = 16,
 ) -> Any:
-    """Codes of `x` in `fmt`, saturating.
+    """Codes of `x` in `fmt`, saturating. Not differentiable.
 
     Args:
         x: float64, float32, float16 or bfloat16; torch (any device) or numpy; any shape.
@@ -69,6 +70,7 @@ def encode(
         a NaN under nan="raise"; an unknown `nan` or width.
     """
     tensor, is_numpy = as_tensor(x, "x")
+    tensor = tensor.detach()
     require_float(tensor, "x")
     if nan not in ("max", "raise"):
         raise ValueError(f"nan={nan!r}: use 'max' or 'raise'")
@@ -143,7 +145,7 @@ def decode(codes: Any, fmt: Format) -> Any:
     tensor, is_numpy = as_tensor(codes, "codes")
     if tensor.dtype.is_floating_point or tensor.dtype == torch.bool:
         raise TypeError(f"codes have dtype {tensor.dtype}: pass integer codes of {fmt.name}")
-    if tensor.numel() and (fmt.bits < 8 or tensor.dtype not in (torch.uint8, torch.uint16)):
+    if tensor.numel() and fmt.bits < 8 * tensor.element_size():
         low, high = torch.aminmax(tensor.to(torch.int64))
         if low < 0 or high >= 1 << fmt.bits:
             raise ValueError(f"codes reach from {low} to {high}: {fmt.name} has codes 0 to {(1 << fmt.bits) - 1}")
@@ -176,8 +178,12 @@ def round_to(
     random_bits: Any = None,
     random_width: int = 16,
 ) -> Any:
-    """`x` rounded to values of `fmt`: decode(encode(x)), dtype and kind of `x` kept, NaN kept. Errors as `encode`."""
+    """`x` rounded to values of `fmt`: decode(encode(x)), dtype and kind of `x` kept, NaN kept. Errors as `encode`.
+
+    Not differentiable. A value of `fmt` beyond the dtype of `x` (65,536 of BF16 in float16) becomes infinite there.
+    """
     tensor, is_numpy = as_tensor(x, "x")
+    tensor = tensor.detach()
     require_float(tensor, "x")
     field = _check_random(tensor, rounding, random_bits, random_width)
     codes = encode_tensor(tensor, fmt, rounding, field, random_width)
@@ -194,6 +200,8 @@ def _to_numpy(x: Tensor) -> np.ndarray:
 
 
 def _check_random(x: Tensor, rounding: Rounding, random_bits: Any, width: int) -> Tensor | None:
+    if not isinstance(rounding, Rounding):
+        raise TypeError(f"rounding={rounding!r}: use a member of nm.Rounding")
     if width not in RANDOM_WIDTHS:
         raise ValueError(f"random_width={width}: use 16 or 32")
     if rounding is not Rounding.STOCHASTIC:

@@ -17,9 +17,10 @@ Everything here is exact: the value of each code is a dyadic rational that float
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
+
+from .cache import cached
 
 TABLE_BITS = 16  # formats up to this width decode by table
 
@@ -185,7 +186,7 @@ class Format:
         return f"<table><caption>{self.name}</caption>{rows}</table>" + (f"<p>{values}</p>" if values else "")
 
 
-@lru_cache(maxsize=64)
+@cached(maxsize=64)
 def _table(fmt: Format, device: str) -> torch.Tensor:
     return torch.tensor([fmt.value(code) for code in range(1 << fmt.bits)], dtype=torch.float32).to(device)
 

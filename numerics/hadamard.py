@@ -25,8 +25,10 @@ SIZES = (16, 32, 64, 128)
 def hadamard_signs(size: int, key: tuple[int, int]) -> Tensor:
     """Random signs from Philox: sign i is bit i % 32 of word i // 32 of counter (0, 0, 0, 0).
 
-    Returns: float32 of +-1, shape (size,), on the CPU.
+    Returns: float32 of +-1, shape (size,), on the CPU. Raises: ValueError for a size that no transform has.
     """
+    if size not in SIZES:
+        raise ValueError(f"size={size}: use one of {', '.join(map(str, SIZES))}")
     words = philox_words(key, tuple(torch.zeros(1, dtype=torch.int64) for _ in range(4)))
     bits = torch.stack([word >> shift & 1 for word in words for shift in range(32)])[:size, 0]
     return (1 - 2 * bits).to(torch.float32)
@@ -53,6 +55,8 @@ def hadamard_inverse(y: Any, size: int = 32, signs: Tensor | None = None, axis: 
 def _transform(x: Any, size: int, signs: Tensor | None, axis: int, inverse: bool) -> Any:
     tensor, is_numpy = as_tensor(x, "x")
     require_float(tensor, "x")
+    if not -tensor.ndim <= axis < tensor.ndim:
+        raise ValueError(f"axis={axis}: x has shape {tuple(tensor.shape)}")
     if size not in SIZES:
         raise ValueError(f"size={size}: use one of {', '.join(map(str, SIZES))}")
     if tensor.shape[axis] % size:

@@ -33,7 +33,8 @@ def matmul(a: Operand, b: Operand, accumulator: str = "exact", c: Tensor | None 
 
     Args:
         a: (..., M, K), b: (..., N, K): BlockTensors with blocks along their last axis, or plain tensors (float32 or
-            narrower, used as they are). accumulator: "exact" or "fp32".
+            narrower, used as they are). The two outer scales of a result multiply each other first: their product
+            must be a float32 number, which holds for outers between 2^-63 and 2^63. accumulator: "exact" or "fp32".
         c: float32 like the result, added to the FP32 product with one more rounding; None: nothing.
         groups: offsets of E expert groups. With b (E, N, K) they cut the rows of a (T, K): row t meets its expert's
             b, and the result is (T, N). With b (N, T) they cut the contraction of a (M, T): the result is (E, M, N).
@@ -106,8 +107,8 @@ def _grouped_rows(
 def _operand(x: Operand, name: str, accumulator: str) -> tuple[Tensor, Tensor | None]:
     """The factor inside the sum and the factor outside (broadcasting to (..., rows, 1)), if there is one."""
     if isinstance(x, Tensor):
-        if x.dtype == torch.float64:
-            raise ValueError(f"{name} is float64: pass float32 or narrower")
+        if x.dtype == torch.float64 or not x.dtype.is_floating_point:
+            raise ValueError(f"{name} is {x.dtype}: pass float32, float16 or bfloat16")
         return x.to(torch.float32), None
     if x.axis != x.codes.ndim - 1:
         raise ValueError(

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from .codes import as_tensor
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,14 @@ class Error:
     n: int
 
 
-def error(x: Tensor, x_q: Tensor) -> Error:
-    """Compare `x_q` with the reference `x`: same shape, any floating dtype, finite.
+def error(x: Any, x_q: Any) -> Error:
+    """Compare `x_q` with the reference `x`: same shape, any floating dtype, torch or numpy.
+
+    A NaN or Inf on either side, or a reference of zeros only, makes the ratios and the QSNR NaN.
 
     Raises: ValueError if shapes differ or nothing is there to compare.
     """
+    x, x_q = as_tensor(x, "x")[0], as_tensor(x_q, "x_q")[0]
     if x.shape != x_q.shape or x.numel() == 0:
         raise ValueError(f"x has shape {tuple(x.shape)}, x_q {tuple(x_q.shape)}: they must agree and hold a value")
     reference, value = (t.detach().to(torch.float64).flatten() for t in (x, x_q))
@@ -48,13 +54,13 @@ def error(x: Tensor, x_q: Tensor) -> Error:
     interval = 1.96 * math.sqrt(float(residual.square().sum())) / energy if energy else math.nan
     nonzero = reference != 0
     flushed = float((nonzero & (value == 0)).sum()) / max(int(nonzero.sum()), 1)
-    qsnr = -10 * math.log10(rel_mse) if rel_mse > 0 else math.inf
+    qsnr = math.inf if rel_mse == 0 else -10 * math.log10(rel_mse) if rel_mse > 0 else math.nan
     return Error(rel_mse, qsnr, bias, interval, flushed, float(difference.abs().max()), x.numel())
 
 
 def crest_factor(x: Tensor, block: int) -> float:
     """Mean over blocks of `block` along the last axis of max |x| / rms(x); all-zero blocks are left out."""
-    if x.shape[-1] % block:
+    if block < 1 or x.shape[-1] % block:
         raise ValueError(f"block={block} does not divide the last axis of x, {x.shape[-1]}")
     blocks = x.to(torch.float64).reshape(-1, block)
     rms = blocks.square().mean(-1).sqrt()

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .cache import cached
 from .philox import GROUP, Random
 
 
@@ -37,7 +37,7 @@ class Partition:
     groups: tuple[int, ...] | None
 
     @staticmethod
-    @lru_cache(maxsize=256)
+    @cached(maxsize=256)
     def of(length: int, block: int, groups: tuple[int, ...] | None) -> Partition:
         """The partition of `length` positions into blocks of `block`, by group offsets if given."""
         offsets = torch.tensor((0, length) if groups is None else groups, dtype=torch.int64)
@@ -74,7 +74,10 @@ def check_groups(groups: Any, length: int) -> tuple[int, ...] | None:
     """
     if groups is None:
         return None
-    offsets = tuple(int(g) for g in (groups.tolist() if isinstance(groups, Tensor) else groups))
+    listed = groups.tolist() if isinstance(groups, Tensor) else list(groups)
+    if any(int(g) != g for g in listed):
+        raise ValueError(f"groups={listed}: offsets are integers")
+    offsets = tuple(int(g) for g in listed)
     fits = len(offsets) >= 2 and offsets[0] == 0 and offsets[-1] == length
     if not fits or any(later < earlier for earlier, later in pairwise(offsets)):
         raise ValueError(

@@ -67,7 +67,7 @@ def quantize(
     random: Random | None = None,
     check_finite: bool = False,
 ) -> BlockTensor:
-    """Quantize `x` in blocks along `axis`.
+    """Quantize `x` in blocks along `axis`. Not differentiable: the result does not follow the gradient of `x`.
 
     Args:
         x: floating point, torch (any device) or numpy, at least one axis; rounded to float32 first if it is float64.
@@ -97,7 +97,7 @@ def quantize(
     other = None if fmt.tile == 1 else partner(axis, tensor.ndim)
     lines = None if other is None else Partition.of(tensor.shape[other], fmt.tile, None)
     folding = _Folding(axis, lines, partition, fmt)
-    blocks = folding.fold(tensor.to(torch.float32))
+    blocks = folding.fold(tensor)
     least, greatest = torch.aminmax(blocks, dim=-1, keepdim=True)  # NaN in, NaN out
     largest = torch.maximum(least.abs(), greatest.abs())
     finite = torch.isfinite(largest)
@@ -192,7 +192,11 @@ def requantize(
 def _checked(
     x: Any, fmt: BlockFormat, axis: int, groups: Any, rounding: Rounding, random: Random | None, check_finite: bool
 ) -> tuple[Tensor, int, tuple[int, ...] | None]:
-    """The arguments of `quantize` that need no computing, checked."""
+    """`x` in float32, its axis from the front, and the group offsets, checked."""
+    if not isinstance(fmt, BlockFormat):
+        raise TypeError(f"fmt={fmt!r}: use a block format such as nm.NVFP4")
+    if not isinstance(rounding, Rounding):
+        raise TypeError(f"rounding={rounding!r}: use a member of nm.Rounding")
     tensor, _ = as_tensor(x, "x")
     require_float(tensor, "x")
     tensor, axis = tensor.detach(), _axis(tensor, axis)
@@ -200,13 +204,16 @@ def _checked(
         raise ValueError(
             f"rounding={rounding} with random={random}: STOCHASTIC needs random=nm.Random(...), others None"
         )
+    tensor = tensor.to(torch.float32)
     if check_finite:
         _require_finite(tensor)
     return tensor, axis, check_groups(groups, tensor.shape[axis])
 
 
 def _axis(x: Tensor, axis: int) -> int:
-    if not -x.ndim <= axis < x.ndim:
+    if x.ndim == 0:
+        raise ValueError("x has no axis: pass a tensor of one axis or more")
+    if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
         raise ValueError(f"axis={axis}: the tensor has shape {tuple(x.shape)}; use {-x.ndim} to {x.ndim - 1}")
     return axis % x.ndim
 

@@ -194,8 +194,9 @@ def power_of_two(block: Block, up: bool) -> tuple[Tensor, Tensor]:
     """E8M0 scale: rounded up so that no element saturates (arXiv 2506.08027, PTX `cvt.rp.ue8m0x2`), or down to the
     difference of exponents (OCP Microscaling v1.0, section 6.3).
 
-    Mantissas are compared, nothing is divided. The scale is clamped to E8M0, whose code 0 is 2^-127. Scaling by 2^-k
-    is exact except where it underflows float32, far below any element's least value.
+    Mantissas are compared, nothing is divided. The scale is clamped to E8M0, 2^-127 to 2^127: S2F6 elements, whose
+    largest is below 2, saturate in blocks above max 2^127 all the same. Scaling by 2^-k is exact except where it
+    underflows float32, far below any element's least value.
     """
     x, amax = block.inside()
     limit, bits = float32_bits(block.element.max), amax.view(torch.int32)

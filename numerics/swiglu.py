@@ -11,13 +11,13 @@ there the last term only decides the side. gate and up are BF16, dh is FP32.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
+from .cache import cached
 
-@lru_cache(maxsize=8)
+
+@cached(maxsize=8)
 def silu_tables(device: str) -> tuple[Tensor, Tensor]:
     """silu (BF16) and its derivative (float32) of every BF16 pattern in code order, shape (65536,) on `device`."""
     patterns = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)

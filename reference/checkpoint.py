@@ -8,6 +8,7 @@ A checkpoint is `checkpoint-<step>.safetensors`: named tensors, bits kept exactl
 Nothing is pickled. POSIX only: a folder is flushed through a descriptor.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -81,7 +82,9 @@ def save(path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         OSError: the disk refuses.
     """
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomic(path, serialize(stored, metadata={_HEADER: json.dumps(meta, allow_nan=False)}))
+    # one entry: safetensors writes several in no fixed order
+    header = json.dumps({"sha256": _digest(stored), "meta": meta}, allow_nan=False)
+    write_atomic(path, serialize(stored, metadata={_HEADER: header}))
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -106,7 +109,25 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ValueError(
             f"checkpoint {str(path)!r} was not written by fourbit; name a checkpoint-*.safetensors of a run folder"
         )
-    return tensors, json.loads(header[_HEADER])
+    try:
+        stored = json.loads(header[_HEADER])
+        digest, meta = stored["sha256"], stored["meta"]
+    except (ValueError, KeyError, TypeError):
+        digest, meta = None, {}
+    if digest != _digest(tensors):
+        raise ValueError(
+            f"checkpoint {str(path)!r} is damaged: it does not hold what was saved; delete it to use the one before"
+        )
+    return tensors, meta
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    """sha256, hex, over names and bytes of all tensors."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

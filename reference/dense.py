@@ -7,13 +7,13 @@ parameters FP32 masters, weight gradients FP32. Bits are promised only on one de
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from numerics.cache import cached
 from numerics.swiglu import swiglu, swiglu_backward
 
 
@@ -75,7 +75,7 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.to(torch.float32), self.gain.shape, self.gain, eps=1e-6).to(torch.bfloat16)
 
 
-@lru_cache(maxsize=8)
+@cached(maxsize=8)
 def _angles(positions: int, half: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """(cos, sin) of position * 10000^(-i / half), FP32 (S, half)."""
     frequency = 10000.0 ** -(torch.arange(half, device=device, dtype=torch.float32) / half)

@@ -1,7 +1,8 @@
 """Mixture of experts: router, permutation, routed experts under a recipe, a shared expert in BF16.
 
-Router (FP32): logits = x W_r^T, probabilities = softmax(logits); the K most probable experts, their probabilities
-divided by their sum, weigh the expert outputs. Load balance (Switch Transformers, arXiv 2101.03961, section 2.2):
+Router: logits = x bf16(W_r)^T, summed in FP32 and not rounded; probabilities = softmax(logits); the K most probable
+experts, their probabilities divided by their sum, weigh the expert outputs. Load balance (Switch Transformers, arXiv
+2101.03961, section 2.2):
 
     balance = E sum_e f_e P_e        f_e: share of rows sent to expert e, P_e: mean probability of e
 
@@ -37,7 +38,9 @@ class MoE(nn.Module):
     def forward(self, x_BSD: Tensor, setting: Setting) -> tuple[Tensor, Tensor]:
         """x (B, S, D) BF16 -> (out (B, S, D) BF16, balance FP32 scalar)."""
         x_TD = x_BSD.flatten(0, 1)
-        probabilities_TE = (x_TD.to(torch.float32) @ self.router.T).softmax(-1)
+        # the rounded weights, exactly, with the gradient of the masters
+        router_ED = self.router + (self.router.to(torch.bfloat16).to(torch.float32) - self.router).detach()
+        probabilities_TE = (x_TD.to(torch.float32) @ router_ED.T).softmax(-1)
         # the K experts in ascending order: sums over experts then have one order
         chosen_TK = probabilities_TE.topk(self.top_k, dim=-1).indices.sort(-1).values
         weights_TK = probabilities_TE.gather(1, chosen_TK)

@@ -38,6 +38,11 @@ class ExpertRecipe:
     combine_hadamard: int | None = None
 
     def __post_init__(self) -> None:
+        for role in ("input", "hidden", "weight"):
+            if getattr(self, role).rounding is not Rounding.NEAREST_EVEN:
+                raise ValueError(f"{role}.rounding={getattr(self, role).rounding}: forward operands round to nearest")
+        if self.grad.outer is not None:
+            raise ValueError(f"grad.outer={self.grad.outer!r}: a gradient is quantized along both axes; use None")
         if self.saved_weight.outer == "gradient":
             raise ValueError("saved_weight.outer='gradient': only a token's scale can move to the gradient's rows")
         if self.saved_input.outer == "keep" and self.input.outer == "row" and self.saved_input.fmt is not None:

@@ -41,7 +41,7 @@ from .data import Corpus, batch, heldout_batch, load_corpus, require_sequences
 from .expert import Draw
 from .model import Transformer
 from .monitor import Log, TrainingStopped, open_run, read_log, record_environment, require_finite
-from .recipe import preset
+from .recipe import Recipe, preset
 
 __all__ = ["Result", "TrainConfig", "TrainingStopped", "check", "learning_rate", "main", "train"]
 
@@ -107,7 +107,7 @@ def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str,
     require_sequences(corpus.train, "training part", 1, config.model.sequence, corpus.description)
     require_sequences(corpus.heldout, "held-out part", config.eval_sequences, config.model.sequence, corpus.description)
     with _pinned(config.threads):
-        model = Transformer(config.model, recipe, ops, config.seed).to(config.device)
+        model = _build(config, recipe, ops)
         identity = _identity(config, ops)
         with open_run(config.out, identity) as log:
             run = _Run(config, identity, corpus, model, _optimizer(model, config), log)
@@ -121,6 +121,15 @@ def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str,
                     if on_progress is not None:
                         on_progress(record)
     return _result(config.out, start)
+
+
+def _build(config: TrainConfig, recipe: Recipe, ops: ModuleType) -> nn.Module:
+    try:
+        return Transformer(config.model, recipe, ops, config.seed).to(config.device)
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, MemoryError) or "memory" in str(error):
+            raise ValueError(f"model {config.model} does not fit into memory; use smaller sizes") from error
+        raise
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
@@ -263,17 +272,22 @@ def _optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
 
 def _result(folder: Path, start: int) -> Result:
     records = read_log(folder / "log.jsonl")
-    evaluated = tuple((record["step"], record["heldout_ce"]) for record in records if "heldout_ce" in record)
-    return Result(
-        steps=len(records),
-        train_losses=tuple(record["loss"] for record in records),
-        heldout_losses=evaluated,
-        heldout_ce=evaluated[-1][1],
-        bits_per_byte=records[-1]["heldout_bits_per_byte"],
-        median_step_seconds=statistics.median(record["seconds"] for record in records),
-        folder=folder,
-        resumed_from=start,
-    )
+    try:
+        return Result(
+            steps=len(records),
+            train_losses=tuple(record["loss"] for record in records),
+            heldout_losses=tuple(
+                (record["step"], record["heldout_ce"]) for record in records if "heldout_ce" in record
+            ),
+            heldout_ce=records[-1]["heldout_ce"],
+            bits_per_byte=records[-1]["heldout_bits_per_byte"],
+            median_step_seconds=statistics.median(record["seconds"] for record in records),
+            folder=folder,
+            resumed_from=start,
+        )
+    except KeyError as error:
+        log = str(folder / "log.jsonl")
+        raise ValueError(f"log {log!r} is damaged: a line lacks {error}; start again in another run folder") from None
 
 
 def _identity(config: TrainConfig, ops: ModuleType) -> dict[str, Any]:

@@ -185,3 +185,14 @@ def test_training_state_of_another_model_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=r"checkpoint and model differ in (extra|0\.bias): another version"):
             checkpoint.restore_training_state(wrong, *made())
+
+
+def test_one_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint-00000001.safetensors"
+    checkpoint.save(path, {"a": torch.arange(8.0), "b": torch.zeros(3, dtype=torch.bfloat16)}, {"step": 1})
+    good = path.read_bytes()
+    assert checkpoint.load(path)[1] == {"step": 1}
+    for position in (len(good) - 1, len(good) - 30):
+        path.write_bytes(good[:position] + bytes([good[position] ^ 0x40]) + good[position + 1 :])
+        with pytest.raises(ValueError, match="is damaged: it does not hold what was saved"):
+            checkpoint.load(path)

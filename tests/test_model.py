@@ -161,7 +161,7 @@ def _walk(moe: MoE, x_TD: torch.Tensor) -> torch.Tensor:
 
     rows = []
     for x in x_TD.float():
-        p = (moe.router @ x).softmax(-1)
+        p = (bf16(moe.router) @ x).softmax(-1)
         chosen = sorted(p.topk(moe.top_k).indices.tolist())
         weights = [p[e] / p[chosen].sum() for e in chosen]
         total = mlp(x, moe.w13[chosen[0]], moe.w2[chosen[0]]) * weights[0]

@@ -82,6 +82,7 @@ def config(tmp_path: Path) -> TrainConfig:
         eval_every=3,
         eval_sequences=4,
         checkpoint_every=2,
+        seed=3,
         threads=1,
         model=SMALL,
     )
@@ -122,7 +123,7 @@ def test_steps_follow_adamw_written_out_in_float64(config: TrainConfig, model: t
     moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in twin.named_parameters()}
     for step, record in enumerate(lines(config.out), start=1):
         tokens, targets = batch(corpus.train, config.seed, step, 4, 16)
-        parts = [twin(tokens[g : g + 2], targets[g : g + 2], Draw(0, step, g // 2)) for g in (0, 2)]
+        parts = [twin(tokens[g : g + 2], targets[g : g + 2], Draw(3, step, g // 2)) for g in (0, 2)]
         gradients = torch.autograd.grad((parts[0].total + parts[1].total) / 2, list(twin.parameters()))
         norm = torch.sqrt(sum(g.square().sum() for g in gradients))
         lr = learning_rate(config, step)
@@ -140,7 +141,7 @@ def test_steps_follow_adamw_written_out_in_float64(config: TrainConfig, model: t
         assert record["grad_norm"] == pytest.approx(norm.item(), rel=2e-5)
         assert record["lr"] == lr and record["tokens"] == step * 64
     tokens, targets = heldout_batch(corpus.heldout, 4, 16)
-    assert record["heldout_ce"] == pytest.approx(twin(tokens, targets, Draw(0, -1, 0)).ce.item(), rel=2e-5)
+    assert record["heldout_ce"] == pytest.approx(twin(tokens, targets, Draw(3, -1, 0)).ce.item(), rel=2e-5)
     assert record["heldout_bits_per_byte"] == record["heldout_ce"] / math.log(2)
     weights = checkpoint.load(checkpoint.latest(config.out))[0]
     for name, p in twin.named_parameters():
@@ -153,8 +154,8 @@ def test_every_grain_gets_its_own_draw_and_evaluation_none_of_training(
     train(config, ops)
     expected = []
     for step in range(1, 8):
-        expected += [Draw(0, step, 0), Draw(0, step, 1)]
-        expected += [Draw(0, -1, 0), Draw(0, -1, 1)] if step in (3, 6, 7) else []
+        expected += [Draw(3, step, 0), Draw(3, step, 1)]
+        expected += [Draw(3, -1, 0), Draw(3, -1, 1)] if step in (3, 6, 7) else []
     assert model.calls == expected
 
 
@@ -183,7 +184,7 @@ def test_the_log_has_one_line_a_step_and_the_result_repeats_it(config: TrainConf
 def test_meta_names_all_that_bits_depend_on(config: TrainConfig, model: type[StandIn]) -> None:
     train(config, ops)
     meta = json.loads((config.out / "meta.json").read_text())
-    assert (meta["preset"], meta["seed"], meta["threads"], meta["resumed"]) == ("fourbit", 0, 1, [])
+    assert (meta["preset"], meta["seed"], meta["threads"], meta["resumed"]) == ("fourbit", 3, 1, [])
     assert meta["corpus"]["digest"] == load_corpus(config.data).digest
     assert meta["corpus"]["bytes_train"] + meta["corpus"]["bytes_heldout"] == 4000
     assert meta["environment"]["torch"] == torch.__version__
@@ -335,6 +336,7 @@ def real(folder: Path) -> TrainConfig:
         eval_every=5,
         eval_sequences=2,
         checkpoint_every=2,
+        seed=3,
         threads=1,
         model=SMALL,
     )
@@ -492,6 +494,7 @@ BAD = {
     "--eval-sequences=6": r"eval_sequences 6 cannot be used; use a multiple of grain 4",
     "--checkpoint-every=0": r"checkpoint_every 0 cannot be used",
     "--seed=-1": r"seed -1 cannot be used",
+    "--seed=4294967296": r"seed 4294967296 cannot be used",
     "--threads=0": r"threads 0 cannot be used",
     "--data=/no/such/path": r"data '/no/such/path' cannot be found",
     "--preset=fp3": r"fp3.*bf16.*mxfp8.*fourbit.*fourbit_rn",
