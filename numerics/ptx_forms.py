@@ -76,8 +76,12 @@ def run(form: Form, operands: tuple[Any, ...], scale: Any = None, rbits: Any = N
         tensors = [arithmetic.values(code, form.source) for code in codes]
     if form.scaled:
         scales = Packed("ue8m0x2").split(_word(scale, "scale", 16, first))
-        rescale = arithmetic.divided if form.destination.fmt is S2F6 else arithmetic.multiplied
-        tensors = [rescale(x, s, form.source or form.destination) for x, s in zip(tensors, scales, strict=True)]
+        pairs = list(zip(tensors, scales, strict=True))
+        if form.destination.fmt is S2F6:
+            tensors = [arithmetic.divided(x, s) for x, s in pairs]
+        else:
+            assert form.source is not None
+            tensors = [arithmetic.multiplied(x, s, form.source) for x, s in pairs]
     if form.relu:
         tensors = [arithmetic.relu(x) for x in tensors]
     word = form.destination.join(_convert(form, tensors, None if rbits is None else _word(rbits, "rbits", 32, first)))
