@@ -52,7 +52,7 @@ def differences(x: Tensor, ours: Tensor, theirs: Tensor, policies: Policies) -> 
 
 
 def sweep(compare: Callable[[Tensor], Counter[str]], label: str, total: int = 1 << 32) -> tuple[Counter[str], float]:
-    """Counts over the first `total` bit patterns, and seconds. Threads, one a CPU: torch, numpy and C release the GIL."""
+    """Counts over the first `total` bit patterns, and seconds. A thread a CPU: torch, numpy and C release the GIL."""
     began = time.monotonic()
     counts: Counter[str] = Counter()
     workers = os.cpu_count() or 1
