@@ -86,9 +86,10 @@ class Packed:
         return [(word >> shift) & ((1 << self.field) - 1) for shift in self.shifts]
 
     def join(self, codes: list[Tensor]) -> Tensor:
-        """The inverse of `split`, as uint8, uint16 or uint32."""
-        word = sum(code << shift for code, shift in zip(codes, self.shifts, strict=True))
-        assert isinstance(word, Tensor)
+        """The inverse of `split` on int32 codes, as uint8, uint16 or uint32."""
+        word = codes[0].to(torch.int64 if self.width == 32 else torch.int32)
+        for code in codes[1:]:
+            word = (word << self.field) | code
         return word.to({8: torch.uint8, 16: torch.uint16, 32: torch.uint32}[self.width])
 
 
@@ -153,20 +154,19 @@ def relu(x: Tensor) -> Tensor:
 
 
 def to_narrow(x: Tensor, fmt: Format, rounding: Rounding, satfinite: bool, random: Tensor | None) -> Tensor:
-    """Codes of x in a format of at most 8 bits by the rules of the module docstring, int64."""
-    nan = torch.isnan(x)
+    """Codes of x in a format of at most 8 bits by the rules of the module docstring, int32."""
     if fmt is E8M0:
         x = x.abs()
-    codes = encode_tensor(x, fmt, rounding, _field(random)).to(torch.int64)
+    codes = encode_tensor(x, fmt, rounding, _field(random)).to(torch.int32)
     if fmt is E8M0 and not satfinite:
         beyond = x > E8M0.max if rounding is Rounding.TOWARD_POSITIVE else torch.isinf(x)
         codes = codes.masked_fill(beyond, 0xFF)
     if fmt is E5M2:
-        codes = codes.masked_fill(nan, 0x7F)
+        codes = codes.masked_fill(torch.isnan(x), 0x7F)
     if fmt is S2F6 and assumed("s2f6 negative saturation") == "0x81":
         codes = codes.masked_fill(codes == 0x80, 0x81)
     if fmt.bits == 8 and random is not None and assumed("rs NaN sign") == "kept":
-        codes = torch.where(nan & torch.signbit(x), codes | 0x80, codes)
+        codes = torch.where(torch.isnan(x) & torch.signbit(x), codes | 0x80, codes)
     return codes
 
 
@@ -179,15 +179,15 @@ def to_half(
     units: Tensor | None = None,
     nan_code: int = 0x7FFF,
 ) -> Tensor:
-    """Codes of x in FP16 or BF16 by the rules of the module docstring, int64; units: added to the magnitude."""
-    codes = encode_tensor(x, fmt, rounding, _field(random)).to(torch.int64)
+    """Codes of x in FP16 or BF16 by the rules of the module docstring, int32; units: added to the magnitude."""
+    codes = encode_tensor(x, fmt, rounding, _field(random)).to(torch.int32)
     # Half of a number that rounds beyond the largest one rounds beyond half the largest: the same mantissa bits go.
-    half = encode_tensor(x.abs() * 0.5, fmt, rounding, _field(random)).to(torch.int64)
+    half = encode_tensor(x.abs() * 0.5, fmt, rounding, _field(random)).to(torch.int32)
     beyond = half > fmt.max_code - (1 << fmt.mantissa_bits)
     magnitude, sign = codes & 0x7FFF, codes & 0x8000
     if units is not None:
         beyond |= magnitude + units > fmt.max_code
-        magnitude = magnitude + units
+        magnitude = magnitude + units.to(torch.int32)
     saturates = satfinite or (random is not None and assumed("rs overflow") == "largest")
     magnitude = magnitude.masked_fill(beyond, fmt.max_code if saturates else fmt.max_code + 1)
     return torch.where(torch.isnan(x), nan_code, sign | magnitude)

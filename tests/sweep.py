@@ -60,6 +60,7 @@ def sweep(compare: Callable[[Tensor], Counter[str]], label: str, total: int = 1 
         for part in windows(total, 64 * workers):
             for found in pool.map(lambda start: compare(patterns(start, CHUNK)), part):
                 counts += found
+            counts["compared"] += len(part) * CHUNK
             bar.update(len(part) * CHUNK)
     return counts, time.monotonic() - began
 
@@ -74,10 +75,10 @@ def record(file: str, about: str, row: dict[str, str], counts: Counter[str], sec
     """Put a row into tests/records/<file>: format and mode, counts, date, seconds, versions."""
     path = RECORDS / file
     rows = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
-    named = {name: n for name, n in sorted(counts.items()) if n and name != "differing" and "unexplained" not in name}
+    named = {name: n for name, n in sorted(counts.items()) if n and not name.startswith(("compared", "differ", "unex"))}
     new = {
         **row,
-        "compared": 1 << 32,
+        "compared": counts["compared"],
         "differing": counts["differing"],
         "explained": named,
         "unexplained": counts["unexplained"],
