@@ -103,7 +103,7 @@ def policies(fmt: nm.Format) -> dict[str, Callable[[torch.Tensor], torch.Tensor]
         return {
             "infinity saturates, ml_dtypes: NaN": torch.isinf,
             "above 1.5 x 2^127 saturates, ml_dtypes: NaN": lambda x: x > fmt.max,
-            "zero and less than 2^-127 are 2^-127, ml_dtypes: NaN": lambda x: (x >= 0) & (x < fmt.min),
+            "zero is 2^-127, ml_dtypes: NaN": lambda x: x == 0,
             "2^-127 to 2^-126: nearest, ml_dtypes: up": lambda x: (x > fmt.min) & (x < 2 * fmt.min),
         }
     if fmt.nan_code is None:
