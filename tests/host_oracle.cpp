@@ -145,11 +145,13 @@ int to_bfloat16(int format, const uint16_t* words, uint32_t* out, size_t n) {
     for (size_t i = 0; i < n; ++i) {
         __nv_bfloat162_raw r;
         switch (format) {
+#if CUDART_VERSION >= 13040  // headers before that convert to bfloat16 from E8M0 only
         case E2M1: r = __nv_cvt_fp4x2_to_bf162raw(static_cast<uint8_t>(words[i]), __NV_E2M1); break;
         case E2M3: r = __nv_cvt_fp6x2_to_bf162raw(words[i], __NV_E2M3); break;
         case E3M2: r = __nv_cvt_fp6x2_to_bf162raw(words[i], __NV_E3M2); break;
         case E4M3: r = __nv_cvt_fp8x2_to_bf162raw(words[i], __NV_E4M3); break;
         case E5M2: r = __nv_cvt_fp8x2_to_bf162raw(words[i], __NV_E5M2); break;
+#endif
         case E8M0: r = __nv_cvt_e8m0x2_to_bf162raw(words[i]); break;
         default: return 1;
         }
