@@ -166,12 +166,9 @@ def test_packed_pairs(header: ctypes.CDLL, name: str, mode: str):
     assert torch.equal(ours.to(torch.int64), theirs.to(torch.int64))
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("half", ["half", "bfloat16"])
+@pytest.mark.parametrize(("name", "half"), [*((f, "half") for f in FORMATS[:5]), *((f, "bfloat16") for f in FORMATS)])
 def test_all_packed_words_go_up(header: ctypes.CDLL, name: str, half: str):
-    """Every pair of codes, in E2M1 256 words, else 65,536; the bits above 6-bit codes are kept 0."""
-    if (name, half) == ("E8M0", "half"):
-        pytest.skip("neither the header nor PTX converts E8M0 to float16")
+    """Every pair of codes, in E2M1 256 words, else up to 65,536; the bits above 6-bit codes are kept 0."""
     if half == "bfloat16" and name != "E8M0" and header.cuda_version() < 13040:
         pytest.skip("these headers are older than CUDA 13.4: they do not convert to bfloat16")
     code = torch.arange(1 << nm.FORMATS[name].bits)
