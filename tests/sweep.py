@@ -71,10 +71,25 @@ def windows(total: int, length: int) -> Iterator[range]:
         yield range(start, min(start + length * CHUNK, total), CHUNK)
 
 
-def record(file: str, about: str, row: dict[str, str], counts: Counter[str], seconds: float, versions: dict) -> None:
-    """Put a row into tests/records/<file>: format and mode, counts, date, seconds, versions."""
+def load(file: str) -> dict:
+    """tests/records/<file>, or an empty record."""
     path = RECORDS / file
-    rows = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
+    return json.loads(path.read_text("utf-8")) if path.exists() else {"rows": []}
+
+
+def record(
+    file: str,
+    about: str,
+    wanted: list[tuple[str, str]],
+    row: dict[str, str],
+    found: tuple[Counter[str], float],
+    **versions,
+) -> None:
+    """Put one row into tests/records/<file>: format and mode, counts, seconds, date, versions; and say what is missing.
+
+    wanted: format and mode of every row that the record should have; `found` is what `sweep` returned.
+    """
+    counts, seconds = found
     named = {name: n for name, n in sorted(counts.items()) if n and not name.startswith(("compared", "differ", "unex"))}
     new = {
         **row,
@@ -86,9 +101,22 @@ def record(file: str, about: str, row: dict[str, str], counts: Counter[str], sec
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {"torch": torch.__version__, "numpy": np.__version__, **versions},
     }
-    rows = [r for r in rows if (r["format"], r["mode"]) != (row["format"], row["mode"])] + [new]
+    rows = [r for r in load(file)["rows"] if (r["format"], r["mode"]) != (row["format"], row["mode"])] + [new]
     rows.sort(key=lambda r: (r["format"], r["mode"]))
-    path.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", "utf-8")
+    there = {(r["format"], r["mode"]) for r in rows}
+    missing = [" ".join(case) for case in wanted if case not in there]
+    text = json.dumps({"about": about, "not run": missing, "rows": rows}, indent=1)
+    (RECORDS / file).write_text(text + "\n", "utf-8")
+
+
+def assert_clean(file: str, wanted: list[tuple[str, str]]) -> None:
+    """The kept record holds or names every wanted row; all its rows are whole sweeps without unexplained differences."""
+    kept = load(file)
+    names = [f"{r['format']} {r['mode']}" for r in kept["rows"]]
+    assert sorted([*names, *kept["not run"]]) == sorted(" ".join(case) for case in wanted)
+    for row in kept["rows"]:
+        assert row["compared"] == 1 << 32 and row["unexplained"] == 0, row
+        assert sum(row["explained"].values()) == row["differing"], row
 
 
 def breakpoints(fmt: nm.Format, dtype: type) -> np.ndarray:

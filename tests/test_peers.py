@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from sweep import breakpoints, differences, record, sweep
+from sweep import assert_clean, breakpoints, differences, record, sweep
 
 import numerics as nm
 
@@ -45,6 +45,9 @@ ML_DTYPES = {  # most wanted first
     "E3M2": ml_dtypes.float6_e3m2fn,
     "BF16": ml_dtypes.bfloat16,
 }
+SWEPT = [(name, "nearest") for name in ML_DTYPES]
+RECORD = "sweep_ml_dtypes.json"
+ABOUT = "All 2^32 float32 inputs: nm.encode, nearest even, against ml_dtypes; every difference is a policy, named"
 
 
 # ---- gfloat ----------------------------------------------------------------------------------------------------------
@@ -140,8 +143,11 @@ def test_ml_dtypes_on_breakpoints(name: str):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ML_DTYPES)
 def test_ml_dtypes_on_all_float32(name: str):
-    counts, seconds = sweep(compare(name), f"{name} nearest, ml_dtypes")
-    about = "All 2^32 float32 inputs: nm.encode, nearest even, against ml_dtypes; every difference is a policy, named"
+    found = sweep(compare(name), f"{name} nearest, ml_dtypes")
     row = {"format": name, "mode": "nearest", "ours": "nm.encode"}
-    record("sweep_ml_dtypes.json", about, row, counts, seconds, {"ml_dtypes": ml_dtypes.__version__})
-    assert not counts["unexplained"], counts
+    record(RECORD, ABOUT, SWEPT, row, found, ml_dtypes=ml_dtypes.__version__)
+    assert not found[0]["unexplained"], found[0]
+
+
+def test_kept_record():
+    assert_clean(RECORD, SWEPT)
