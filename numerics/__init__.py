@@ -9,7 +9,7 @@ Data flows one way: tensor -> Format -> scale rule -> BlockTensor -> operation. 
 formulas and sources; codes, scales, outer scales and "exact" products are equal on every device.
 """
 
-from . import layout, metrics, scales
+from . import layout, metrics, ptx, scales
 from .blocks import (
     BLOCK_FORMATS,
     FP8_1X128,
@@ -85,6 +85,7 @@ __all__ = [
     "matmul",
     "metrics",
     "philox",
+    "ptx",
     "quantize",
     "requantize",
     "round_to",

@@ -1,0 +1,133 @@
+"""One instruction form: what its text says, and the instruction run on checked operands.
+
+A `Form` is read from the instruction's own text, "cvt.rn.satfinite.relu.e4m3x2.f32"; nothing else describes it. Order:
+the source's fields to numbers, the scale, relu, one rounding to codes, the destination's fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import ptx_arithmetic as arithmetic
+from .codes import as_tensor
+from .formats import S2F6
+from .ptx_arithmetic import ROUNDINGS, Packed
+from .ptx_questions import assumed
+
+
+@dataclass(frozen=True)
+class Form:
+    """One instruction form by its text."""
+
+    text: str
+
+    @property
+    def parts(self) -> list[str]:
+        return self.text.split(".")
+
+    @property
+    def rounding(self) -> str:
+        return self.parts[1]
+
+    @property
+    def destination(self) -> Packed:
+        return Packed(self.parts[-2])
+
+    @property
+    def source(self) -> Packed | None:
+        """The packed operand's type; None: separate float32 operands."""
+        return None if self.parts[-1] == "f32" else Packed(self.parts[-1])
+
+    @property
+    def satfinite(self) -> bool:
+        return "satfinite" in self.parts
+
+    @property
+    def relu(self) -> bool:
+        return "relu" in self.parts
+
+    @property
+    def scaled(self) -> bool:
+        return any(part.startswith("scaled") for part in self.parts)
+
+    @property
+    def operands(self) -> list[str]:
+        """Names of the source operands, the upper element's first."""
+        return ["a"] if self.source else ["a", "b", "e", "f"][: self.destination.count]
+
+
+def run(form: Form, operands: tuple[Any, ...], scale: Any = None, rbits: Any = None) -> Any:
+    """The instruction on operands as its function takes them; errors as there."""
+    checked = [as_tensor(value, name) for name, value in zip(form.operands, operands, strict=True)]
+    tensors, is_numpy = [tensor for tensor, _ in checked], checked[0][1]
+    first = tensors[0]
+    for name, tensor in zip(form.operands, tensors, strict=True):
+        if tensor.shape != first.shape:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}: a has {tuple(first.shape)}; make them equal")
+        if form.source is None and tensor.dtype != torch.float32:
+            raise TypeError(f"{name} has dtype {tensor.dtype}: {form.text} takes float32; convert it first")
+    if form.source is not None:
+        codes = form.source.split(_word(first, "a", form.source.width, first))
+        _require_codes(codes, form.source)
+        tensors = [arithmetic.values(code, form.source) for code in codes]
+    if form.scaled:
+        scales = Packed("ue8m0x2").split(_word(scale, "scale", 16, first))
+        pairs = list(zip(tensors, scales, strict=True))
+        if form.destination.fmt is S2F6:
+            tensors = [arithmetic.divided(x, s) for x, s in pairs]
+        else:
+            assert form.source is not None
+            tensors = [arithmetic.multiplied(x, s, form.source) for x, s in pairs]
+    if form.relu:
+        tensors = [arithmetic.relu(x) for x in tensors]
+    word = form.destination.join(_convert(form, tensors, None if rbits is None else _word(rbits, "rbits", 32, first)))
+    return word.numpy() if is_numpy else word
+
+
+def _convert(form: Form, tensors: list[Tensor], rbits: Tensor | None) -> list[Tensor]:
+    """Codes of every element, the upper first."""
+    destination, rounding = form.destination, ROUNDINGS[form.rounding]
+    nothing = [None] * len(tensors)
+    random = nothing if rbits is None else arithmetic.random_fields(rbits, destination)
+    if destination.field < 16:
+        pairs = zip(tensors, random, strict=True)
+        return [arithmetic.to_narrow(x, destination.fmt, rounding, form.satfinite, r) for x, r in pairs]
+    units = None if rbits is None else arithmetic.spare_units(rbits, destination)
+    pinned = form.relu or not form.scaled
+    nan_code = 0x7FFF if pinned else int(assumed("NaN of a scaled product"), 16)
+    triples = zip(tensors, random, units or nothing, strict=True)
+    return [arithmetic.to_half(x, destination.fmt, rounding, form.satfinite, r, u, nan_code) for x, r, u in triples]
+
+
+def _word(value: Any, name: str, width: int, like: Tensor) -> Tensor:
+    """The operand's bits as int64, shape of `like`; an int serves every element."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        tensor = torch.full(like.shape, value, dtype=torch.int64, device=like.device)
+    else:
+        tensor, _ = as_tensor(value, name)
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
+            raise TypeError(f"{name} has dtype {tensor.dtype}: pass {width}-bit words as integers")
+        if tensor.shape != like.shape:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}: a has {tuple(like.shape)}; make them equal")
+        if tensor.dtype.is_signed and 8 * tensor.dtype.itemsize == width:
+            return tensor.to(torch.int64) & ((1 << width) - 1)  # a register's bits in a signed type
+        tensor = tensor.to(torch.int64)
+    if tensor.numel():
+        low, high = (int(end) for end in torch.aminmax(tensor))
+        if low < 0 or high >= 1 << width:
+            raise ValueError(f"{name} reaches from {low} to {high}: pass {width}-bit words, 0 to {(1 << width) - 1}")
+    return tensor
+
+
+def _require_codes(codes: list[Tensor], source: Packed) -> None:
+    """Raises ValueError where the two bits above a 6-bit code are set: the instruction leaves that undefined."""
+    for place, code in enumerate(codes):
+        if source.fmt.bits < source.field and bool((code >> source.fmt.bits).any()):
+            which = "upper" if place == 0 else "lower"
+            raise ValueError(
+                f"a has bits above its {which} 6-bit code: clear bits 7 and 6 of each byte ({source.name})"
+            )
