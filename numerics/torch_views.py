@@ -10,9 +10,13 @@ the 128x4 layout (`layout.swizzle_scales`). For y = x @ w.T with x (M, K) and w 
     E2M1 x 16, E4M3 scales (NVFP4)         float4_e2m1fn_x2 (M, K/2)   float8_e4m3fn, BlockWise1x16
     E2M1 x 32, E8M0 scales (MXFP4)         float4_e2m1fn_x2 (M, K/2)   float8_e8m0fnu, BlockWise1x32
     E4M3 or E5M2 x 32, E8M0 (MXFP8)        float8_... (M, K)           float8_e8m0fnu, BlockWise1x32
+    E4M3 x 128, FP32 scales                float8_e4m3fn (M, K)        float32, BlockWise1x128
+    E4M3 x 128 x 128, FP32 scales          float8_e4m3fn (M, K)        float32, BlockWise128x128
 
-torch has no dtype for other elements. Its float4 and float8_e8m0 dtypes do little more than being viewed: every
-operation here is on uint8. Shapes: K, and N of the second operand, must be multiples of 16 (torch's own checks).
+`torch_scales` has the forms of the scales. torch has no dtype for other elements. Its float4 and float8_e8m0 dtypes do
+little more than being viewed: every operation on them here is on uint8. K, and N of the second operand, must be
+multiples of 16 (torch checks it). The one-byte recipes run on Blackwell, those with FP32 scales on Hopper, which wants
+the 1 x 128 form in at least one operand.
 
 Experts (`scaled_grouped_mm`). Each expert's scales are padded and swizzled alone, and lie one after the other:
     (E, N, K) weights      scales (E, bytes per expert)
@@ -26,7 +30,6 @@ it, and nothing has one for a scale per row: pass outer="outside", for both oper
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, Literal
@@ -37,8 +40,17 @@ from torch.nn.functional import ScalingType, SwizzleType
 
 from .blocks import BlockFormat, BlockTensor
 from .formats import E2M1, E4M3, E5M2, E8M0, UE4M3, Format
-from .layout import padded_scales, swizzle_scales, unpack_nibbles, unswizzle_scales
+from .layout import unpack_nibbles
 from .partition import check_groups
+from .torch_scales import (
+    merge_tiles,
+    pad_tiled,
+    repeat_tiles,
+    rows_contiguous,
+    swizzle_groups,
+    unpad_tiled,
+    unswizzle_groups,
+)
 
 
 @dataclass(frozen=True)
@@ -50,14 +62,16 @@ class Product:
     recipe: ScalingType
 
 
-_NVFP4 = Product(torch.float4_e2m1fn_x2, torch.float8_e4m3fn, ScalingType.BlockWise1x16)
-# (element, scale, block length): every block-scaled operand that torch has a product for
-PRODUCTS: dict[tuple[Format, Format, int], Product] = {
-    (E2M1, E4M3, 16): _NVFP4,
-    (E2M1, UE4M3, 16): _NVFP4,
-    (E2M1, E8M0, 32): Product(torch.float4_e2m1fn_x2, torch.float8_e8m0fnu, ScalingType.BlockWise1x32),
-    (E4M3, E8M0, 32): Product(torch.float8_e4m3fn, torch.float8_e8m0fnu, ScalingType.BlockWise1x32),
-    (E5M2, E8M0, 32): Product(torch.float8_e5m2, torch.float8_e8m0fnu, ScalingType.BlockWise1x32),
+_FP4, _FP8, _POWER = torch.float4_e2m1fn_x2, torch.float8_e4m3fn, torch.float8_e8m0fnu
+# (element, scale, block length, tile of FP32 scales): every block-scaled operand that torch has a product for
+PRODUCTS: dict[tuple[Format, Format | None, int, int], Product] = {
+    (E2M1, E4M3, 16, 1): Product(_FP4, _FP8, ScalingType.BlockWise1x16),
+    (E2M1, UE4M3, 16, 1): Product(_FP4, _FP8, ScalingType.BlockWise1x16),
+    (E2M1, E8M0, 32, 1): Product(_FP4, _POWER, ScalingType.BlockWise1x32),
+    (E4M3, E8M0, 32, 1): Product(_FP8, _POWER, ScalingType.BlockWise1x32),
+    (E5M2, E8M0, 32, 1): Product(torch.float8_e5m2, _POWER, ScalingType.BlockWise1x32),
+    (E4M3, None, 128, 1): Product(_FP8, torch.float32, ScalingType.BlockWise1x128),
+    (E4M3, None, 128, 128): Product(_FP8, torch.float32, ScalingType.BlockWise128x128),
 }
 
 
@@ -101,27 +115,31 @@ def as_torch(
         row_groups: offsets of experts along the rows (first 0, last their number) for a (rows, K) operand of
             `scaled_grouped_mm`.
         outer: "inside": the outer scale goes into the product; "outside": it is left to the caller.
-        swizzle: of the block scales; NO_SWIZZLE leaves them (..., rows, k), for a reader other than NVIDIA's products.
+        swizzle: of one-byte scales; NO_SWIZZLE leaves them (..., rows, k), for a reader other than NVIDIA's products.
 
     Raises:
         ValueError: elements, scales or axes that torch does not take; an odd K, or an odd group, in E2M1; an outer
-        scale under "inside" that torch has no place for; groups that do not fit.
+        scale that torch has no place for; groups that do not fit.
     """
     product = _product(q.fmt)
     _require_operand(q)
     rows = check_groups(row_groups, q.shape[-2])
-    if rows is not None and (q.codes.ndim != 2 or q.groups is not None):
+    if rows is not None and (q.codes.ndim != 2 or q.groups is not None or q.fmt.scale is None):
         raise ValueError(
-            f"row_groups={list(rows)} with shape {tuple(q.shape)} and groups={q.groups}: they cut a (rows, K) tensor "
-            "without groups along K"
+            f"row_groups={list(rows)} with {q.fmt.name}, shape {tuple(q.shape)} and groups={q.groups}: they cut a "
+            "(rows, K) tensor with one-byte scales and without groups along K"
         )
     if outer not in ("inside", "outside"):
         raise ValueError(f"outer={outer!r}: use 'inside' or 'outside'")
-    if swizzle is SwizzleType.NO_SWIZZLE:
-        scales = q.scales.contiguous()
+    scales = repeat_tiles(q.scales, q.fmt.tile, q.shape[-2]) if q.fmt.scale is not None else q.scales
+    if q.fmt.scale is None:
+        swizzle = SwizzleType.NO_SWIZZLE
+        scales = rows_contiguous(scales) if q.fmt.tile == 1 else pad_tiled(scales)
+    elif swizzle is SwizzleType.NO_SWIZZLE:
+        scales = scales.contiguous()
     else:
         columns = None if q.groups is None else _scale_columns(q.shape[-1], q.fmt.block, q.groups)
-        scales = _swizzle_groups(q.scales, columns, rows)
+        scales = swizzle_groups(scales, columns, rows)
     data = q.packed().contiguous().view(product.data)
     operand = TorchOperand(data, [scales.view(product.scale)], [product.recipe], [swizzle], q.outer, q.groups, rows)
     return _with_outer_inside(operand, q) if outer == "inside" and q.outer is not None else operand
@@ -148,24 +166,25 @@ def from_torch(operand: TorchOperand, fmt: BlockFormat, rule: str = "unknown") -
     codes = unpack_nibbles(codes) if fmt.element == E2M1 else codes
     groups, rows = check_groups(operand.groups, codes.shape[-1]), check_groups(operand.row_groups, codes.shape[-2])
     columns = _scale_columns(codes.shape[-1], fmt.block, groups)
-    shape = (*codes.shape[:-1], columns[-1])
-    scales = operand.scales[0].view(torch.uint8)
-    if operand.swizzles[0] is not SwizzleType.NO_SWIZZLE:
-        scales = _unswizzle_groups(scales, shape, None if groups is None else columns, rows)
+    scales, shape = operand.scales[0], (*codes.shape[:-1], columns[-1])
+    if fmt.scale is None and fmt.tile > 1:
+        scales = unpad_tiled(scales, -(-shape[0] // fmt.tile), shape[1])
+    elif operand.swizzles[0] is not SwizzleType.NO_SWIZZLE:
+        scales = unswizzle_groups(scales.view(torch.uint8), shape, None if groups is None else columns, rows)
     elif tuple(scales.shape) != shape:
         raise ValueError(f"operand.scales[0] has shape {tuple(scales.shape)}: plain scales of these data have {shape}")
+    if fmt.scale is not None:
+        scales = scales.view(torch.uint8)
+        scales = scales if fmt.tile == 1 else merge_tiles(scales, fmt.tile)
     outer = _outer_as_factor(operand) if len(operand.scales) > 1 else operand.outer
     return BlockTensor(codes, scales, outer, fmt, rule, codes.ndim - 1, groups)
 
 
 def _product(fmt: BlockFormat) -> Product:
-    key = (fmt.element, fmt.scale, fmt.block)
-    if key not in PRODUCTS:
-        known = ", ".join(f"{element.name} x {block} with {scale.name}" for element, scale, block in PRODUCTS)
-        raise ValueError(
-            f"{fmt.name}: torch has no product for {fmt.element.name} x {fmt.block} with {fmt.scale.name} scales; "
-            f"it has {known}; use nm.matmul"
-        )
+    key = (fmt.element, fmt.scale, fmt.block, fmt.tile if fmt.scale is None else 1)
+    if key not in PRODUCTS or fmt.alternative is not None:
+        known = ", ".join(f"{e.name} x {block} with {s.name if s else 'FP32'}" for e, s, block, _ in PRODUCTS)
+        raise ValueError(f"{fmt!r} has no product in torch, which knows elements and scales {known}; use nm.matmul")
     return PRODUCTS[key]
 
 
@@ -175,57 +194,23 @@ def _require_operand(q: BlockTensor) -> None:
         raise ValueError(f"q has shape {shape}: torch's products take (rows, K) and (E, rows, K)")
     if q.axis != ndim - 1:
         raise ValueError(f"q has its blocks along axis {q.axis} of {ndim}: they must be last; pass q.mT")
+    if q.fmt.scale is None and (ndim != 2 or q.groups is not None):
+        raise ValueError(f"q has shape {shape}, groups={q.groups} and FP32 scales: torch takes such (rows, K) only")
     if q.groups is not None and ndim != 2:
         raise ValueError(f"q has shape {shape} and groups={q.groups}: torch's groups cut (rows, K) tensors")
     if q.fmt.element == E2M1 and any(offset % 2 for offset in q.groups or ()):
         raise ValueError(f"groups={q.groups}: a byte holds two E2M1 codes, so groups must start at even positions")
-    expected = (*shape[:-1], _scale_columns(shape[-1], q.fmt.block, q.groups)[-1])
-    if tuple(q.scales.shape) != expected:
-        raise ValueError(f"q.scales has shape {tuple(q.scales.shape)}: torch takes one scale per block, {expected}")
+    if q.outer is not None and (q.outer_block is not None or q.outer.shape[-1] != 1):
+        raise ValueError(
+            f"q has an outer scale of shape {tuple(q.outer.shape)} that varies along the contraction: torch has no "
+            "place for it; requantize with outer='multiply', or use nm.matmul"
+        )
 
 
 def _scale_columns(length: int, block: int, groups: tuple[int, ...] | None) -> tuple[int, ...]:
     """Where each group's scales start and end: (0, number of blocks) without groups."""
     sizes = [end - start for start, end in pairwise(groups or (0, length))]
     return tuple(accumulate((-(-size // block) for size in sizes), initial=0))
-
-
-def _swizzle_groups(scales: Tensor, columns: tuple[int, ...] | None, rows: tuple[int, ...] | None) -> Tensor:
-    """Swizzled scales. Those of a tensor in groups, one after the other, as one matrix (padded rows, padded k): torch
-    asks for two axes there, though only the order of the bytes counts."""
-    if columns is None and rows is None:
-        return swizzle_scales(scales)
-    pieces, shape = _pieces(tuple(scales.shape), columns, rows)
-    parts = torch.split(scales, [piece[0 if rows else 1] for piece in pieces], dim=0 if rows else 1)
-    return torch.cat([swizzle_scales(part) for part in parts]).view(shape)
-
-
-def _unswizzle_groups(
-    swizzled: Tensor, shape: tuple[int, ...], columns: tuple[int, ...] | None, rows: tuple[int, ...] | None
-) -> Tensor:
-    """Inverse of `_swizzle_groups`; `shape` is that of the scales without padding."""
-    if columns is None and rows is None:
-        return unswizzle_scales(swizzled, shape)
-    pieces, padded = _pieces(shape, columns, rows)
-    if swizzled.numel() != math.prod(padded):
-        raise ValueError(f"operand.scales[0] has {swizzled.numel()} bytes: these groups have {math.prod(padded)}")
-    parts = torch.split(swizzled.reshape(-1), [math.prod(padded_scales(*piece)) for piece in pieces])
-    whole = [unswizzle_scales(part, piece) for part, piece in zip(parts, pieces, strict=True)]
-    return torch.cat(whole, dim=0 if rows else 1)
-
-
-def _pieces(
-    shape: tuple[int, ...], columns: tuple[int, ...] | None, rows: tuple[int, ...] | None
-) -> tuple[list[tuple[int, int]], tuple[int, int]]:
-    """Shape of each group's scales, and of all of them, each padded, as one matrix."""
-    if rows is not None:
-        pieces = [(end - start, shape[1]) for start, end in pairwise(rows)]
-        padded = [padded_scales(*piece) for piece in pieces]
-        return pieces, (sum(height for height, _ in padded), padded[0][1])
-    assert columns is not None
-    pieces = [(shape[0], end - start) for start, end in pairwise(columns)]
-    padded = [padded_scales(*piece) for piece in pieces]
-    return pieces, (padded[0][0], sum(width for _, width in padded))
 
 
 def _with_outer_inside(operand: TorchOperand, q: BlockTensor) -> TorchOperand:

@@ -1,4 +1,4 @@
-"""Block tensors as torch's block-scaled products take them.
+"""Block tensors as torch's block-scaled products take them (`torch_views`, and through it `torch_scales`).
 
 Contract: `as_torch` gives dtypes, shapes, recipes and bytes of `scaled_mm`'s and `scaled_grouped_mm`'s operands, and
 `from_torch` gives the same codes and scales back. Oracles: torch's own checks, run on meta tensors, which refuse wrong
@@ -14,15 +14,13 @@ import torch
 from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 
 import numerics as nm
-from numerics import formats, layout
+from numerics import layout
 from numerics.blocks import BlockFormat
-from numerics.scales import RCEIL_RULE
 from numerics.torch_views import PRODUCTS, TorchOperand, as_torch, from_torch
 
 FP4, E4M3, E8M0 = torch.float4_e2m1fn_x2, torch.float8_e4m3fn, torch.float8_e8m0fnu
-MXFP4 = BlockFormat("MXFP4", formats.E2M1, 32, formats.E8M0, RCEIL_RULE, None)
-MXFP8_E5M2 = BlockFormat("MXFP8_E5M2", formats.E5M2, 32, formats.E8M0, RCEIL_RULE, None)
-FORMATS = [nm.NVFP4, MXFP4, nm.MXFP8, MXFP8_E5M2]
+FORMATS = [nm.NVFP4, nm.NVFP4_2D, nm.MXFP4, nm.MXFP8, nm.MXFP8_E5M2]  # those with one-byte scales
+FP32 = [nm.FP8_1X128, nm.FP8_128X128]
 SWIZZLED, PLAIN = SwizzleType.SWIZZLE_32_4_4, SwizzleType.NO_SWIZZLE
 named = pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
 
@@ -36,6 +34,11 @@ def same(a: nm.BlockTensor, b: nm.BlockTensor) -> bool:
     return (a.fmt, a.axis, a.groups) == (b.fmt, b.axis, b.groups) and all(
         torch.equal(*pair) for pair in ((a.codes, b.codes), (a.scales, b.scales), (a.dequantize(), b.dequantize()))
     )
+
+
+def per_row(q: nm.BlockTensor) -> torch.Tensor:
+    """Its scales, one for each row: those of a tile repeated."""
+    return q.scales.repeat_interleave(q.fmt.tile, dim=-2)[..., : q.shape[-2], :]
 
 
 def meta_product(a: TorchOperand, b: TorchOperand) -> torch.Tensor:
@@ -61,9 +64,10 @@ def meta_product(a: TorchOperand, b: TorchOperand) -> torch.Tensor:
     ("fmt", "data", "scale", "recipes"),
     [
         (nm.NVFP4, (FP4, (130, 80)), (E4M3, 256 * 12), [ScalingType.BlockWise1x16, ScalingType.TensorWise]),
-        (MXFP4, (FP4, (130, 80)), (E8M0, 256 * 8), [ScalingType.BlockWise1x32]),
+        (nm.NVFP4_2D, (FP4, (130, 80)), (E4M3, 256 * 12), [ScalingType.BlockWise1x16, ScalingType.TensorWise]),
+        (nm.MXFP4, (FP4, (130, 80)), (E8M0, 256 * 8), [ScalingType.BlockWise1x32]),
         (nm.MXFP8, (E4M3, (130, 160)), (E8M0, 256 * 8), [ScalingType.BlockWise1x32]),
-        (MXFP8_E5M2, (torch.float8_e5m2, (130, 160)), (E8M0, 256 * 8), [ScalingType.BlockWise1x32]),
+        (nm.MXFP8_E5M2, (torch.float8_e5m2, (130, 160)), (E8M0, 256 * 8), [ScalingType.BlockWise1x32]),
     ],
     ids=lambda p: getattr(p, "name", ""),
 )
@@ -73,7 +77,7 @@ def test_dtypes_shapes_recipes_and_bytes(fmt: BlockFormat, data: tuple, scale: t
     assert (operand.data.dtype, tuple(operand.data.shape)) == data and operand.data.is_contiguous()
     assert torch.equal(operand.data.view(torch.uint8), q.packed())
     assert (operand.scales[0].dtype, operand.scales[0].numel()) == scale
-    assert torch.equal(operand.scales[0].view(torch.uint8), layout.swizzle_scales(q.scales))
+    assert torch.equal(operand.scales[0].view(torch.uint8), layout.swizzle_scales(per_row(q)))
     assert operand.recipes == recipes and operand.swizzles == [SWIZZLED, PLAIN][: len(recipes)]
     assert len(operand.scales) == len(recipes) and operand.outer is None and operand.offs is None
     if len(recipes) == 2:
@@ -85,10 +89,12 @@ def test_torch_accepts_the_operands(fmt: BlockFormat):
     a, b = as_torch(nm.quantize(sample(130, 160), fmt)), as_torch(nm.quantize(sample(48, 160), fmt))
     # for MXFP4 these checks, unlike the kernel's, take the bytes along K for K: the newer entry point's always, the
     # older one's before torch 2.13
-    if fmt is not MXFP4:
+    if fmt is not nm.MXFP4:
         out = meta_product(a, b)
         assert (tuple(out.shape), out.dtype) == ((130, 48), torch.float32)
-    if len(a.scales) == 1 and (fmt is not MXFP4 or torch.__version__ >= (2, 13)):  # the older one has no second scale
+    if len(a.scales) == 1 and (
+        fmt is not nm.MXFP4 or torch.__version__ >= (2, 13)
+    ):  # the older one has no second scale
         tensors = [t.to("meta") for t in (a.data, b.data.mT, a.scales[0], b.scales[0])]
         assert tuple(torch._scaled_mm(*tensors, out_dtype=torch.bfloat16).shape) == (130, 48)
 
@@ -139,7 +145,7 @@ def test_a_backward_operand():
     assert same(from_torch(operand, nm.MXFP8), q)
 
 
-@named
+@pytest.mark.parametrize("fmt", [f for f in FORMATS if f.tile == 1], ids=lambda f: f.name)
 def test_non_contiguous_codes_are_laid_out_anew(fmt: BlockFormat):
     q = nm.quantize(sample(66, 96), fmt)
     every_other = replace(q, codes=q.codes[::2], scales=q.scales[::2])
@@ -147,6 +153,49 @@ def test_non_contiguous_codes_are_laid_out_anew(fmt: BlockFormat):
         operand = as_torch(every_other, swizzle=swizzle)
         assert operand.data.is_contiguous() and operand.scales[0].is_contiguous()
         assert same(from_torch(operand, fmt), every_other)
+
+
+# ---- FP32 scales -----------------------------------------------------------------------------------------------------
+
+
+def test_fp32_scales():
+    x, w = nm.quantize(sample(130, 640), nm.FP8_1X128), nm.quantize(sample(272, 640), nm.FP8_128X128)
+    a, b = as_torch(x), as_torch(w)
+    assert (a.recipes, b.recipes) == ([ScalingType.BlockWise1x128], [ScalingType.BlockWise128x128])
+    assert a.swizzles == b.swizzles == [PLAIN] and a.data.dtype == b.data.dtype == E4M3
+    assert (tuple(a.scales[0].shape), a.scales[0].stride()) == ((130, 5), (1, 130))
+    assert torch.equal(a.scales[0], x.scales)
+    assert (tuple(b.scales[0].shape), b.scales[0].stride()) == ((8, 3), (1, 8))  # 5 along K, padded to 8
+    assert torch.equal(b.scales[0][:5].T, w.scales) and not b.scales[0][5:].any()
+    assert same(from_torch(a, nm.FP8_1X128), x) and same(from_torch(b, nm.FP8_128X128), w)
+
+
+def test_torch_accepts_fp32_scales():
+    rows, tiles = (as_torch(nm.quantize(sample(256, 640), fmt)) for fmt in FP32)
+    for a, b in ((rows, rows), (rows, tiles), (tiles, rows)):
+        assert tuple(meta_product(a, b).shape) == (256, 256)
+    with pytest.raises(RuntimeError, match="stride"):
+        meta_product(replace(rows, scales=[rows.scales[0].contiguous()]), rows)
+
+
+@pytest.mark.parametrize("fmt", FP32, ids=lambda f: f.name)
+@pytest.mark.parametrize("shape", [(1, 16), (1, 300), (200, 100), (0, 128), (5, 0)], ids=str)
+def test_fp32_scales_at_the_edges(fmt: BlockFormat, shape: tuple[int, int]):
+    """One row, one block, none: the strides that torch checks are set along axes of length 1 too."""
+    q = nm.quantize(sample(*shape), fmt)
+    operand = as_torch(q)
+    assert operand.scales[0].stride() == (1, max(1, operand.scales[0].shape[0]))
+    assert same(from_torch(operand, fmt), q)
+
+
+def test_fp32_scales_have_no_grouped_product():
+    for fmt in FP32:
+        with pytest.raises(ValueError, match=r"\(2, 32, 128\), groups=None and FP32 scales"):
+            as_torch(nm.quantize(sample(2, 32, 128), fmt))
+        with pytest.raises(ValueError, match=r"groups=.*FP32 scales"):
+            as_torch(nm.quantize(sample(32, 128), fmt, groups=(0, 64, 128)))
+        with pytest.raises(ValueError, match="with one-byte scales and without groups"):
+            as_torch(nm.quantize(sample(32, 128), fmt), row_groups=(0, 32))
 
 
 # ---- outer scales ----------------------------------------------------------------------------------------------------
@@ -172,6 +221,9 @@ def test_an_outer_scale_that_torch_has_no_place_for_is_an_error():
     assert as_torch(kept, outer="outside").outer is q.outer
     with pytest.raises(ValueError, match="use 'inside' or 'outside'"):
         as_torch(q, outer="drop")
+    runs = nm.quantize(sample(64, 256), nm.NVFP4, outer=128)
+    with pytest.raises(ValueError, match=r"\(64, 2\) that varies along the contraction.*outer='multiply'"):
+        as_torch(runs, outer="outside")
 
 
 def test_no_outer_scale_at_all():
@@ -190,14 +242,14 @@ ROWS = (0, 100, 100, 256)  # an expert without tokens, and none of a multiple of
 def test_tokens_and_weights_of_experts(fmt: BlockFormat):
     x, w = nm.quantize(sample(256, 160), fmt), nm.quantize(sample(3, 48, 160), fmt)
     a, b = as_torch(x, row_groups=ROWS), as_torch(w)
-    k = 12 if fmt is nm.NVFP4 else 8
+    k = 12 if fmt.block == 16 else 8
     assert tuple(a.scales[0].shape) == (128 + 0 + 256, k) and tuple(b.scales[0].shape) == (3, 128 * k)
     assert a.offs.tolist() == [100, 100, 256] and a.offs.dtype == torch.int32 and b.offs is None
     stored = a.scales[0].view(torch.uint8).flatten()
-    assert torch.equal(stored[: 128 * k], layout.swizzle_scales(x.scales[:100]))
-    assert torch.equal(stored[128 * k :], layout.swizzle_scales(x.scales[100:]))
-    assert torch.equal(b.scales[0].view(torch.uint8)[2], layout.swizzle_scales(w.scales[2]))
-    if fmt is nm.NVFP4:
+    assert torch.equal(stored[: 128 * k], layout.swizzle_scales(per_row(x)[:100]))
+    assert torch.equal(stored[128 * k :], layout.swizzle_scales(per_row(x)[100:]))
+    assert torch.equal(b.scales[0].view(torch.uint8)[2], layout.swizzle_scales(per_row(w)[2]))
+    if fmt.block == 16:
         assert torch.equal(a.scales[1], x.outer.flatten().expand(3)) and b.scales[1].shape == (3,)
     assert same(from_torch(a, fmt), x) and same(from_torch(b, fmt), w)
 
@@ -220,8 +272,8 @@ def test_groups_along_the_contraction(fmt: BlockFormat):
     q = nm.quantize(sample(130, 256), fmt, groups=groups)
     operand = as_torch(q)
     assert operand.offs.tolist() == [48, 48, 208, 256] and operand.row_groups is None
-    ends = (0, 3, 3, 13, 16) if fmt is nm.NVFP4 else (0, 2, 2, 7, 9)
-    parts = [layout.swizzle_scales(q.scales[:, i:j]) for i, j in pairwise(ends)]
+    ends = (0, 3, 3, 13, 16) if fmt.block == 16 else (0, 2, 2, 7, 9)
+    parts = [layout.swizzle_scales(per_row(q)[:, i:j]) for i, j in pairwise(ends)]
     assert torch.equal(operand.scales[0].view(torch.uint8).flatten(), torch.cat(parts))
     assert operand.scales[0].ndim == 2 and operand.scales[0].shape[0] == 256
     assert same(from_torch(operand, fmt), q)
@@ -285,10 +337,9 @@ def test_nan_blocks_keep_their_bytes():
 
 def test_as_torch_rejects_what_torch_does_not_take():
     x = sample(64, 64)
-    with pytest.raises(
-        ValueError, match=r"MXS2F6: torch has no product for S2F6 x 32 with E8M0 scales; it has E2M1 x 16"
-    ):
-        as_torch(nm.quantize(x, nm.MXS2F6))
+    for fmt in (nm.MXS2F6, nm.MXFP6_E2M3, nm.NVINT4, nm.IF4):
+        with pytest.raises(ValueError, match=rf"{fmt.name}\(.*\) has no product in torch, .* E2M1 x 16 with E4M3, "):
+            as_torch(nm.quantize(x, fmt))
     with pytest.raises(ValueError, match=r"along axis 0 of 2: they must be last; pass q.mT"):
         as_torch(nm.quantize(x, nm.MXFP8, axis=0))
     with pytest.raises(ValueError, match=r"\(64,\): torch's products take"):
@@ -301,11 +352,8 @@ def test_as_torch_rejects_what_torch_does_not_take():
         as_torch(nm.quantize(x, nm.NVFP4, groups=(0, 31, 64)))
     with pytest.raises(ValueError, match=r"groups=\[0, 65\]: offsets must start at 0"):
         as_torch(nm.quantize(x, nm.NVFP4), row_groups=(0, 65))
-    with pytest.raises(ValueError, match=r"row_groups=\[0, 64\] with shape \(64, 64\) and groups=\(0, 64\)"):
+    with pytest.raises(ValueError, match=r"row_groups=\[0, 64\] with NVFP4, shape \(64, 64\) and groups=\(0, 64\)"):
         as_torch(nm.quantize(x, nm.NVFP4, groups=(0, 64)), row_groups=(0, 64))
-    q = nm.quantize(x, nm.NVFP4)
-    with pytest.raises(ValueError, match=r"q.scales has shape \(4, 4\): torch takes one scale per block, \(64, 4\)"):
-        as_torch(replace(q, scales=q.scales[::16]))
 
 
 def test_from_torch_rejects_other_tensors():
@@ -322,14 +370,22 @@ def test_from_torch_rejects_other_tensors():
         from_torch(replace(operand, swizzles=[PLAIN]), nm.MXFP8)
     with pytest.raises(ValueError, match=r"operand.data has shape \(64,\)"):
         from_torch(replace(operand, data=operand.data[0]), nm.MXFP8)
+    tiled = as_torch(nm.quantize(sample(64, 64), nm.NVFP4_2D))
+    scales = tiled.scales[0].clone().view(torch.uint8)
+    scales[0] ^= 1
+    with pytest.raises(ValueError, match="scales differ within tiles of 16 rows"):
+        from_torch(replace(tiled, scales=[scales.view(E4M3), tiled.scales[1]]), nm.NVFP4_2D)
+    padded = as_torch(nm.quantize(sample(64, 256), nm.FP8_128X128))
+    with pytest.raises(ValueError, match=r"scales have shape \(3, 1\): 1 x 2 tiles have \(4, 1\)"):
+        from_torch(replace(padded, scales=[padded.scales[0][:3]]), nm.FP8_128X128)
     two = as_torch(nm.quantize(sample(4, 64), nm.NVFP4))
     with pytest.raises(ValueError, match=r"operand.scales\[1\] has shape \(3,\), torch.float32"):
         from_torch(replace(two, scales=[two.scales[0], torch.ones(3)]), nm.NVFP4)
 
 
 def test_every_product_is_tried_here():
-    tried = {(f.element, f.scale, f.block) for f in FORMATS}
-    assert set(PRODUCTS) - tried == {(formats.E2M1, formats.UE4M3, 16)}  # the same bytes as E4M3's
+    tried = {(f.element, f.scale, f.block, f.tile if f.scale is None else 1) for f in FORMATS + FP32}
+    assert set(PRODUCTS) - tried == {(nm.E2M1, nm.UE4M3, 16, 1)}  # the same bytes as E4M3's
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="not run: torch finds no CUDA device")
@@ -341,3 +397,23 @@ def test_a_gpu_lays_out_the_same_bytes(fmt: BlockFormat):
     for a, b in zip([cpu.data, *cpu.scales], [gpu.data, *gpu.scales], strict=True):
         assert torch.equal(a.view(torch.uint8), b.cpu().view(torch.uint8))
     assert gpu.offs.device.type == "cuda" and torch.equal(from_torch(gpu, fmt).codes.cpu(), q.codes)
+
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
+@pytest.mark.skipif(not HOPPER, reason="not run: torch finds no Hopper GPU, which alone multiplies with FP32 scales")
+@pytest.mark.parametrize("second", FP32, ids=lambda f: f.name)
+def test_a_hopper_gpu_multiplies_them(second: BlockFormat):
+    """Rows differ in magnitude by orders: scales in a wrong place are far beyond the tolerance."""
+    x, w = nm.quantize(sample(256, 640).cuda(), nm.FP8_1X128), nm.quantize(sample(384, 640).cuda(), second)
+    a, b = as_torch(x), as_torch(w)
+    y = scaled_mm(
+        a.data, b.data.mT, a.scales, a.recipes, b.scales, b.recipes, a.swizzles, b.swizzles, output_dtype=torch.float32
+    )
+    exact = x.values().double() @ w.values().double().mT
+    size = x.values().double().abs() @ w.values().double().abs().mT
+    # Hopper's FP8 products add 32 terms and the sum so far, each cut at 2^-13 of the largest, and cut the result there:
+    # 34 units, four times per block of 128. Adding blocks in FP32 is small beside that.
+    assert bool(((y.double() - exact).abs() <= size * (4 * 34 * 2.0**-13)).all())
+    assert bool(((y.double() - exact).abs() > size * 2.0**-40).any())  # the hardware's product, no emulation
