@@ -63,10 +63,12 @@ def element_table(formats: Iterable[Format]) -> str:
 def block_table(formats: Iterable[BlockFormat]) -> str:
     """One line per block format: bits per value without the outer scale, element, block length, scale and its rule."""
     head = ("block format", "bits per value", "element", "block", "scale", "rule", "outer scale")
-    rows = [
-        (f.name, f"{f.bits_per_value:g}", f.element.name, str(f.block), f.scale.name, f.rule.name, f.outer or "none")
-        for f in formats
-    ]
+    rows = []
+    for f in formats:
+        element = f.element.name if f.alternative is None else f"{f.element.name} or {f.alternative.name}"
+        block = str(f.block) if f.tile == 1 else f"{f.tile} x {f.block}"
+        scale = "FP32" if f.scale is None else f.scale.name
+        rows.append((f.name, f"{f.bits_per_value:.6g}", element, block, scale, f.rule.name, f.outer or "none"))
     return _aligned([head, *rows])
 
 
@@ -277,10 +279,8 @@ def _format(name: str) -> Format:
     if name.upper() in FORMATS:
         return FORMATS[name.upper()]
     if name.upper() in BLOCK_FORMATS:
-        block = BLOCK_FORMATS[name.upper()]
-        raise ValueError(
-            f"FORMAT={name!r} is a block format: show its elements, {block.element.name}, or scales, {block.scale.name}"
-        )
+        element = BLOCK_FORMATS[name.upper()].element.name
+        raise ValueError(f"FORMAT={name!r} is a block format: `fourbit formats` has it; show its elements, {element}")
     raise ValueError(f"FORMAT={name!r} is unknown: use one of {', '.join(FORMATS)}")
 
 

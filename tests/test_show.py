@@ -223,12 +223,13 @@ def test_finite_values_are_counted_right():
 
 
 def test_table_of_block_formats():
-    assert show.block_table([nm.NVFP4, nm.NVFP4_46, nm.MXFP8, nm.MXS2F6]) == (
-        "block format  bits per value  element  block  scale  rule           outer scale\n"
-        "NVFP4         4.5             E2M1     16     E4M3   nvfp4          tensor\n"
-        "NVFP4_46      4.5             E2M1     16     E4M3   four_over_six  tensor\n"
-        "MXFP8         8.25            E4M3     32     E8M0   rceil          none\n"
-        "MXS2F6        8.25            S2F6     32     E8M0   rceil          none"
+    assert show.block_table([nm.NVFP4_46, nm.NVFP4_2D, nm.IF4, nm.MXFP8, nm.FP8_128X128]) == (
+        "block format  bits per value  element       block      scale  rule           outer scale\n"
+        "NVFP4_46      4.5             E2M1          16         E4M3   four_over_six  tensor\n"
+        "NVFP4_2D      4.03125         E2M1          16 x 16    E4M3   nvfp4          tensor\n"
+        "IF4           4.5             E2M1 or INT4  16         E4M3   if4            tensor\n"
+        "MXFP8         8.25            E4M3          32         E8M0   rceil          none\n"
+        "FP8_128X128   8.00195         E4M3          128 x 128  FP32   amax           none"
     )
 
 
@@ -335,7 +336,7 @@ def test_a_format_of_ones_own():
     ("arguments", "sentence"),
     [
         ("E4M4 0", "FORMAT='E4M4' is unknown: use one of E2M1, E2M3, E3M2, E4M3, E5M2, UE4M3, E8M0, S2F6"),
-        ("nvfp4 0", "FORMAT='nvfp4' is a block format: show its elements, E2M1, or scales, E4M3"),
+        ("nvfp4 0", "FORMAT='nvfp4' is a block format: `fourbit formats` has it; show its elements, E2M1"),
         ("E4M3 256", "code=256 is not a code of E4M3: use 0 to 255"),
         ("E4M3 -1", "code=-1 is not a code of E4M3: use 0 to 255"),
         ("E4M3 6C", "CODE='6C' is no integer: write 0x6C, 0b1101100 or 108"),
