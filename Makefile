@@ -1,7 +1,7 @@
 # Two commands on a machine that has Python (3.11 to 3.14), git and make:
 #
 #   make demo    trains a small model under four recipes and writes results/demo/report.html
-#   make test    lints and tests
+#   make test    lints, checks types and tests
 #
 # and a third on a machine with an NVIDIA GPU: `make gpu` shows that it gives the CPU's bits and trains there.
 #
@@ -29,7 +29,7 @@ FIT := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2]
 
 help:
 	@echo 'make demo        train a small model under four recipes; writes results/demo/report.html'
-	@echo 'make test        lint, then run the tests'
+	@echo 'make test        lint, check types, then run the tests'
 	@echo 'make exhaustive  run every test, also the sweeps that take minutes'
 	@echo 'make gpu         compare a GPU with the CPU bit for bit, then train the demo on it'
 	@echo 'make clean       remove .venv and all caches; results stay'
@@ -40,6 +40,7 @@ demo: $(BASE)
 test: $(DEV)
 	.venv/bin/python -m ruff check
 	.venv/bin/python -m ruff format --check
+	.venv/bin/python -m mypy
 	.venv/bin/python -m pytest -q --durations=10
 
 exhaustive: $(DEV)
@@ -51,7 +52,7 @@ gpu: $(DEV)
 	.venv/bin/fourbit demo --device cuda --out results/demo_gpu
 
 clean:
-	rm -rf .venv build dist fourbit.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist fourbit.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV):

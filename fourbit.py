@@ -42,6 +42,18 @@ def _validate(argv: list[str]) -> int:
     return validate.main(argv)
 
 
+def _formats(argv: list[str]) -> int:
+    from numerics import show
+
+    return show.formats_main(argv)
+
+
+def _show(argv: list[str]) -> int:
+    from numerics import show
+
+    return show.show_main(argv)
+
+
 @dataclass(frozen=True)
 class Command:
     """One word of the command line: what help says about it, and the function that its arguments go to."""
@@ -55,6 +67,8 @@ COMMANDS: dict[str, Command] = {
     "train": Command("train a model under a recipe", _train),
     "study": Command("list, run NAME or report: questions, measurements and figures", _study),
     "validate": Command("compare the kernels on this machine with the emulation, bit for bit", _validate),
+    "formats": Command("print tables of the element and block formats", _formats),
+    "show": Command("take one code of a format apart, or encode a number: show E4M3 0x6C", _show),
 }
 
 

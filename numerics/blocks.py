@@ -136,7 +136,7 @@ class BlockTensor:
             chosen = self._per_value((self.scales & 0x80) > 0, fmt.block)
             element, scale = torch.where(chosen, decode_tensor(self.codes, fmt.alternative), element), scale.abs()
         if fmt.tile == 1 and self.groups is None and self.shape[self.axis] % fmt.block == 0:
-            blocks = element.unflatten(self.axis, (self.scales.shape[self.axis], fmt.block))
+            blocks: Tensor = element.unflatten(self.axis, (self.scales.shape[self.axis], fmt.block))
             return (blocks * scale.unsqueeze(self.axis + 1)).flatten(self.axis, self.axis + 1)
         return element * self._per_value(scale, fmt.block)
 

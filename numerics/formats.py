@@ -163,7 +163,8 @@ class Format:
         Raises: ValueError for a format wider than 16 bits, whose values are too many to list.
         """
         table = self.table()
-        return torch.unique(table[torch.isfinite(table)] + 0.0)  # sorted; -0 + 0 = 0
+        values: torch.Tensor = torch.unique(table[torch.isfinite(table)] + 0.0)  # sorted; -0 + 0 = 0
+        return values
 
     def table(self, device: torch.device | str = "cpu") -> torch.Tensor:
         """Value of every code in code order, float32, shape (2^bits,), on `device`. Errors as `values`."""

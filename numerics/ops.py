@@ -153,8 +153,9 @@ def grad_to_wire(g: Tensor, tokens: Tensor, row_weights: Tensor, cast: Cast, ran
 
 def row_scale(q: Operand, recast: Recast) -> Tensor | None:
     """The outer scales (R, 1) that a recast leaves to the gradient's rows, or None."""
-    left = isinstance(q, BlockTensor) and recast.fmt is not None and recast.outer == "gradient"
-    return q.outer if left else None  # type: ignore[union-attr]
+    if isinstance(q, BlockTensor) and recast.fmt is not None and recast.outer == "gradient":
+        return q.outer
+    return None
 
 
 def requantize_transpose(

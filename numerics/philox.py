@@ -17,6 +17,7 @@ word's halves; for E2M1 they are {byte 2, byte 0} for (e, f) and {byte 3, byte 1
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +63,7 @@ def _words(value: Any, name: str, count: int) -> tuple[Tensor, bool]:
     return tensor.to(torch.int64) & _MASK, is_numpy
 
 
-def philox_words(key: tuple[Any, Any], counter: tuple[Any, Any, Any, Any], rounds: int = 10) -> tuple[Tensor, ...]:
+def philox_words(key: Sequence[Any], counter: Sequence[Any], rounds: int = 10) -> tuple[Tensor, ...]:
     """The ten rounds on separate words: ints or int64 tensors that broadcast; returns four int64 tensors."""
     k0, k1 = key
     c0, c1, c2, c3 = counter

@@ -112,6 +112,7 @@ def quantize(
         bits = folding.gather(bits)
     scales, codes = chosen.apply(Block(blocks, amax, factor, s_enc, fmt.element, rounding, bits))
     poison = float("nan") if fmt.scale is None else fmt.scale.nan_code
+    assert poison is not None  # every scale format has a NaN
     scales = torch.where(finite, scales, poison).to(torch.float32 if fmt.scale is None else torch.uint8)
     codes = torch.where(finite, codes, fmt.element.max_code).to(torch.uint8)  # a computed NaN has no defined sign
     run = scope if isinstance(scope, int) else None
@@ -223,7 +224,7 @@ def _rule(rule: str | Rule, fmt: BlockFormat) -> Rule:
         return rule
     if rule not in RULES:
         raise ValueError(f"rule={rule!r}: known rules are {', '.join(RULES)}")
-    fits = {None: ("amax",), "E8M0": ("rceil", "floor")}.get(fmt.scale and fmt.scale.name)
+    fits = {None: ("amax",), "E8M0": ("rceil", "floor")}.get(None if fmt.scale is None else fmt.scale.name)
     fits = fits or tuple(name for name in RULES if name not in ("amax", "rceil", "floor", "if4"))
     if rule not in fits and rule != fmt.rule.name:
         raise ValueError(f"rule={rule!r} makes no scales of {fmt.name}: use one of {', '.join(fits)}")

@@ -17,7 +17,14 @@ import fourbit
 
 ROOT = Path(fourbit.__file__).resolve().parent
 
-MODULES = {"demo": "studies.demo", "train": "reference.train", "study": "studies.study", "validate": "hw.validate"}
+MODULES = {
+    "demo": "studies.demo",
+    "train": "reference.train",
+    "study": "studies.study",
+    "validate": "hw.validate",
+    "formats": "numerics.show",
+    "show": "numerics.show",
+}
 
 
 class TrainingStopped(Exception):
@@ -33,6 +40,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable], None]
         folder, leaf = full.split(".")
         package, module = ModuleType(folder), ModuleType(full)
         module.main, module.TrainingStopped = main, TrainingStopped
+        module.formats_main = module.show_main = main
         setattr(package, leaf, module)
         monkeypatch.setitem(sys.modules, folder, package)
         monkeypatch.setitem(sys.modules, full, module)
@@ -83,11 +91,11 @@ def test_an_unknown_command_is_one_sentence_with_the_known_ones(
 ) -> None:
     assert fourbit.main(argv) == 2
     out, err = capsys.readouterr()
-    known = "the known ones are demo, train, study, validate"
+    known = "the known ones are demo, train, study, validate, formats, show"
     assert (out, err) == ("", f"fourbit: error: unknown command {argv[0]!r}; {known}\n")
 
 
-@pytest.mark.parametrize("name", ["demo", "study", "validate"])
+@pytest.mark.parametrize("name", ["demo", "study", "validate", "formats", "show"])
 def test_a_command_gets_its_arguments_and_its_exit_code_is_returned(name: str, stand_in: Callable) -> None:
     seen = []
     stand_in(name, lambda argv: seen.append(argv) or 7)

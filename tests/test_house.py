@@ -406,7 +406,16 @@ def test_make_does_nothing_twice(tmp_path: Path) -> None:
     assert {stamp.split("-")[-1] for stamp in stamps} == {"venv", "base", "dev"}
     plant(tmp_path, {stamp: "" for stamp in sorted(stamps, key=lambda stamp: not stamp.endswith("venv"))})
     assert [step.split()[:3] for step in steps()] == [
-        [".venv/bin/python", "-m", tool] for tool in ("ruff", "ruff", "pytest")
+        [".venv/bin/python", "-m", tool] for tool in ("ruff", "ruff", "mypy", "pytest")
     ]
     os.utime(tmp_path / "pyproject.toml", (time.time() + 60,) * 2)
     assert any("-m pip install" in step for step in steps())
+
+
+def test_the_hooks_before_a_commit_are_the_checks_before_the_tests() -> None:
+    """From the same environment, so nothing is fetched; but `ruff format` formats there, and only checks here."""
+    config = (ROOT / ".pre-commit-config.yaml").read_text("utf-8")
+    recipe = re.search(r"^test:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    steps = [line.strip().removesuffix(" --check") for line in recipe[1].splitlines()]
+    assert re.findall(r"entry: (.*)", config) == [step for step in steps if "pytest" not in step]
+    assert re.findall(r"repo: (.*)", config) == ["local"]
