@@ -20,6 +20,7 @@ Exit status: 0 if something was compared and nothing differs, 1 if not, 2 if the
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import os
 import platform
@@ -244,12 +245,21 @@ def _conclude(config: ValidateConfig, device: torch.device, threads: int, rows: 
     return 0 if passed else 1
 
 
+def _sources() -> str:
+    """Digest of the code that was compared: names and contents of the numerics folder's modules."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(nm.__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
 def _record(config: ValidateConfig, result: dict[str, Any]) -> None:
     """Write the JSON record, whole or not at all, if one was asked for."""
     if config.out is None:
         return
     reference = describe(torch.device("cpu"))
     versions = {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
+    versions |= {"sources of numerics, sha256": _sources()}
     about = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "versions": versions}
     asked = {name: value for name, value in asdict(config).items() if name != "out"}
     text = json.dumps({"command": "validate", **about, "config": asked, "reference": reference, **result}, indent=1)

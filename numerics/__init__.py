@@ -9,7 +9,7 @@ Data flows one way: tensor -> Format -> scale rule -> BlockTensor -> operation. 
 formulas and sources; codes, scales, outer scales and "exact" products are equal on every device.
 """
 
-from . import layout, metrics, ptx, scales
+from . import layout, metrics, ptx, scales, torch_views
 from .blocks import (
     BLOCK_FORMATS,
     FP8_1X128,
@@ -90,4 +90,5 @@ __all__ = [
     "requantize",
     "round_to",
     "scales",
+    "torch_views",
 ]

@@ -2,8 +2,8 @@
 
 Policy. Values beyond the largest finite one saturate, infinities too. The sign of zero is kept by signed float formats.
 NaN becomes the format's NaN; where there is none, +max as the hardware's `cvt...satfinite` gives (PTX ISA 9.3,
-9.7.9.22), or an error under nan="raise". Unsigned formats (UE4M3, E8M0) hold no negative number: it becomes their NaN.
-E8M0 holds no zero: zero becomes its least value.
+9.7.9.22), or an error under nan="raise". Unsigned formats (UE4M3, E8M0) hold no negative number: it becomes their NaN,
+or their least value where they have none. E8M0 holds no zero: zero becomes its least value.
 
 float64, float32, float16 and bfloat16 inputs are rounded once, from their exact value. Nothing goes through
 torch's float8 casts, whose meaning changes between releases.
@@ -116,8 +116,7 @@ def _encode(x: Tensor, fmt: Format, rounding: Rounding, random_bits: Tensor | No
         magnitude = magnitude.clamp_(min=_pattern(fmt.min, x.dtype))
     code = round_magnitude(magnitude.view(x.dtype), fmt, rounding, x, random_bits, random_width)
     if fmt.kind == "exponent" or not fmt.signed:
-        assert fmt.nan_code is not None
-        code = torch.where(x < 0, fmt.nan_code, code)
+        code = torch.where(x < 0, 0 if fmt.nan_code is None else fmt.nan_code, code)
     else:
         code = with_sign(code, sign, fmt)
     code = torch.where(not_a_number, fmt.max_code if fmt.nan_code is None else fmt.nan_code, code)

@@ -93,6 +93,9 @@ class Packed:
         return word.to({8: torch.uint8, 16: torch.uint16, 32: torch.uint32}[self.width])
 
 
+_NAN_SCALE = 0xFF  # UE8M0
+
+
 def random_fields(rbits: Tensor, destination: Packed) -> list[Tensor]:
     """The 16 random bits of each element, the upper element first, from int64 words `rbits`.
 
@@ -131,13 +134,15 @@ def divided(x: Tensor, scale: Tensor) -> Tensor:
     """x / 2^(scale - 127), float64, exact; scale: UE8M0 bytes, int64."""
     if assumed("s2f6 subnormal operand") == "flushed":
         x = x.masked_fill(x.abs() < torch.finfo(torch.float32).smallest_normal, 0.0)
-    nan = scale == E8M0.nan_code if assumed("s2f6 NaN scale") == "NaN" else torch.zeros_like(scale, dtype=torch.bool)
+    nan: Tensor = (
+        scale.eq(_NAN_SCALE) if assumed("s2f6 NaN scale") == "NaN" else torch.zeros_like(scale, dtype=torch.bool)
+    )
     return (x.to(torch.float64) * _power_of_two(127 - scale)).masked_fill(nan, torch.nan)
 
 
 def multiplied(x: Tensor, scale: Tensor, source: Packed) -> Tensor:
     """x 2^(scale - 127), float64, exact; scale: UE8M0 bytes, int64."""
-    product = (x.to(torch.float64) * _power_of_two(scale - 127)).masked_fill(scale == E8M0.nan_code, torch.nan)
+    product = (x.to(torch.float64) * _power_of_two(scale - 127)).masked_fill(scale.eq(_NAN_SCALE), torch.nan)
     if source.fmt.bits == 8 and source.fmt is not S2F6 and assumed("underflow of a scaled product") == "flushed":
         product = torch.where(product.abs() < BF16.min_normal, product * 0.0, product)
     return product

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import cast
 
 from torch import Tensor
 
@@ -51,42 +52,42 @@ def cvt(text: str) -> Callable[..., Tensor]:
 
 def _two(form: Form) -> Callable[..., Tensor]:
     def function(a: Tensor, b: Tensor) -> Tensor:
-        return run(form, (a, b))
+        return cast(Tensor, run(form, (a, b)))
 
     return function
 
 
 def _two_scaled(form: Form) -> Callable[..., Tensor]:
     def function(a: Tensor, b: Tensor, scale: Tensor | int = ONE) -> Tensor:
-        return run(form, (a, b), scale)
+        return cast(Tensor, run(form, (a, b), scale))
 
     return function
 
 
 def _word_only(form: Form) -> Callable[..., Tensor]:
     def function(a: Tensor) -> Tensor:
-        return run(form, (a,))
+        return cast(Tensor, run(form, (a,)))
 
     return function
 
 
 def _word_scaled(form: Form) -> Callable[..., Tensor]:
     def function(a: Tensor, scale: Tensor | int = ONE) -> Tensor:
-        return run(form, (a,), scale)
+        return cast(Tensor, run(form, (a,), scale))
 
     return function
 
 
 def _two_random(form: Form) -> Callable[..., Tensor]:
     def function(a: Tensor, b: Tensor, rbits: Tensor | int) -> Tensor:
-        return run(form, (a, b), rbits=rbits)
+        return cast(Tensor, run(form, (a, b), rbits=rbits))
 
     return function
 
 
 def _four_random(form: Form) -> Callable[..., Tensor]:
     def function(a: Tensor, b: Tensor, e: Tensor, f: Tensor, rbits: Tensor | int) -> Tensor:
-        return run(form, (a, b, e, f), rbits=rbits)
+        return cast(Tensor, run(form, (a, b, e, f), rbits=rbits))
 
     return function
 

@@ -197,3 +197,17 @@ def test_format_is_hashable_data():
         nm.Format("X", "decimal", 4, 2, 1, 1)
     with pytest.raises(ValueError, match="need"):
         nm.Format("X", "float", 8, 2, 1, 1)
+
+
+def test_a_format_of_ones_own():
+    """Unsigned without NaN: E3M2 magnitudes; negative numbers and NaN go to the ends."""
+    own = nm.Format("U3M2", "float", 5, 3, 2, bias=3, signed=False)
+    assert (
+        own.max == nm.E3M2.max
+        and own.min == 0.0
+        and own.values().tolist() == [v for v in nm.E3M2.values().tolist() if v >= 0]
+    )
+    x = torch.tensor([-1.0, -0.0, 0.3, 1e9, float("nan")])
+    assert nm.decode(nm.encode(x, own), own).tolist() == [0.0, 0.0, 0.3125, 28.0, 28.0]
+    with pytest.raises(ValueError, match=r"bits=6 of format X: sign, exponent and mantissa need 5"):
+        nm.Format("X", "float", 6, 2, 2, bias=1)
