@@ -262,7 +262,15 @@ def _record(config: ValidateConfig, result: dict[str, Any]) -> None:
     versions |= {"sources of numerics, sha256": _sources()}
     about = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "versions": versions}
     asked = {name: value for name, value in asdict(config).items() if name != "out"}
-    text = json.dumps({"command": "validate", **about, "config": asked, "reference": reference, **result}, indent=1)
+    text = _json({"command": "validate", **about, "config": asked, "reference": reference, **result})
     partial_file = config.out.with_name(config.out.name + ".partial")
     partial_file.write_text(text + "\n", "utf-8")
     os.replace(partial_file, config.out)
+
+
+def _json(record: dict[str, Any]) -> str:
+    """JSON with one line per case."""
+    cases = record.get("cases", [])
+    head = json.dumps({name: value for name, value in record.items() if name != "cases"}, indent=1)
+    lines = ",\n  ".join(json.dumps(case) for case in cases)
+    return head if not cases else f'{head[:-2]},\n "cases": [\n  {lines}\n ]\n}}'

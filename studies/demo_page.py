@@ -178,8 +178,8 @@ def page(facts: Facts, table: pd.DataFrame, curves: tuple[Figure, Figure], study
         report.bullets(_notes(facts)),
         report.heading("Where it comes from"),
         report.facts(_origin(facts)),
-        report.paragraph("The same again:"),
-        report.command(facts.command),
+        report.paragraph("The same again, in the folder of the clone:"),
+        report.command(f".venv/bin/{facts.command}"),
     )
 
 
