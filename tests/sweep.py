@@ -110,7 +110,7 @@ def record(
 
 
 def assert_clean(file: str, wanted: list[tuple[str, str]]) -> None:
-    """The kept record has or misses by name every wanted row; its rows are whole sweeps, every difference explained."""
+    """The kept record holds or names every wanted row; its rows are whole sweeps without unexplained differences."""
     kept = load(file)
     names = [f"{r['format']} {r['mode']}" for r in kept["rows"]]
     assert sorted([*names, *kept["not run"]]) == sorted(" ".join(case) for case in wanted)
