@@ -112,14 +112,15 @@ def page(form: Form) -> str:
     scaling = ("divided by" if d.fmt is S2F6 else "multiplied by") + " 2^(scale byte - 127); byte 0xFF is NaN"
     arguments = f"    {', '.join(names)}: " + (_words(source) if source else "float32 tensors of one shape.")
     if form.scaled:
-        arguments += "\n    scale: the scale bytes, the upper element's uppermost; " + _words(Packed("ue8m0x2"), True)
+        arguments += "\n    scale: the scale bytes, the upper element's uppermost, by default two ones (0x7F7F); "
+        arguments += _words(Packed("ue8m0x2"), True)
     if form.rounding == "rs":
         arguments += "\n    rbits: the random bits; " + _words(None, True)
     version, targets = next((v, t) for expression, v, t in _SINCE if re.match(expression, form.text))
     touching = [name for name, question in OPEN_QUESTIONS.items() if question.touches(form.text)]
-    strangers = (
-        "a or scale is not integer" if source else "an operand is not float32, or not integer where words belong"
-    )
+    strangers = " or ".join((["a"] if source else []) + extra)
+    no_number = [] if source else ["an operand is not float32"]
+    wrong = ", or ".join(no_number + [f"{strangers} is not integer"] * bool(strangers))
     return f"""{form.text} d, {", ".join([listed, *extra])};
 
 Converts {number} {kind} numbers to {d.element}, rounded {_ROUNDING_WORDS[form.rounding]}.
@@ -135,7 +136,7 @@ Returns:
     d, uint{d.width}, the shape of a; numpy if a is.
 
 Raises:
-    TypeError: {strangers}.
+    TypeError: {wrong}.
     ValueError: shapes that differ; a word beyond its width{"; bits above a 6-bit code" * _has_padding(source)}.
 
 PTX ISA {version}; {targets}.

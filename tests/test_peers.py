@@ -8,12 +8,13 @@ Bitwise.
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from sweep import assert_clean, breakpoints, differences, record, sweep
+from sweep import assert_clean, breakpoints, differences, load, record, sweep
 
 import numerics as nm
 
@@ -147,6 +148,26 @@ def test_ml_dtypes_on_all_float32(name: str):
     row = {"format": name, "mode": "nearest", "ours": "nm.encode"}
     record(RECORD, ABOUT, SWEPT, row, found, ml_dtypes=ml_dtypes.__version__)
     assert not found[0]["unexplained"], found[0]
+
+
+def test_a_sweep_and_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On the first 2^20 patterns, with one wrong code put in: counted, first seen by its value, kept in one row."""
+    monkeypatch.setattr("sweep.RECORDS", tmp_path)
+
+    def broken(x: torch.Tensor) -> Counter[str]:
+        codes = nm.encode(x, nm.E4M3)
+        return differences(x, codes ^ (x.view(torch.int32) == 0x54321).to(torch.uint8), codes, {})
+
+    found = sweep(broken, "2^20 patterns", 1 << 20)
+    value = float(torch.tensor(0x54321, dtype=torch.int32).view(torch.float32)).hex()
+    assert found[0] == {"compared": 1 << 20, "differing": 1, "unexplained": 1, f"unexplained at {value}": 1}
+    for _ in range(2):
+        record("r.json", "a test", SWEPT, {"format": "E4M3", "mode": "nearest"}, found, oracle="none")
+    kept = load("r.json")
+    assert len(kept["rows"]) == 1 and len(kept["not run"]) == len(SWEPT) - 1
+    assert kept["rows"][0]["unexplained"] == 1 and kept["rows"][0]["versions"]["oracle"] == "none"
+    with pytest.raises(AssertionError):
+        assert_clean("r.json", SWEPT)
 
 
 def test_kept_record():

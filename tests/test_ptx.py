@@ -193,6 +193,14 @@ def test_word_types_are_one():
     assert torch.equal(quad(x, x, x, x, rbits.to(torch.int32)), quad(x, x, x, x, rbits))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="not compared: torch finds no CUDA device")
+def test_gpu_gives_the_same_bits():
+    for instruction, function in INSTRUCTIONS.items():
+        operands, extra = inputs(instruction, 20_000, seed=11)
+        there = {name: word.cuda() for name, word in extra.items()}
+        assert torch.equal(function(*(x.cuda() for x in operands), **there).cpu(), function(*operands, **extra))
+
+
 def test_input_is_left_alone():
     x, rbits = random_float32(256, 8), torch.randint(0, 1 << 32, (256,))
     word = rbits.clone()
