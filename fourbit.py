@@ -8,6 +8,7 @@ traceback too); 130 after an interrupt from the keyboard; 141 when the reader of
 is a defect of ours and keeps its traceback.
 """
 
+import errno
 import os
 import sys
 import traceback
@@ -115,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
-        print("fourbit: interrupted", file=sys.stderr)
+        print("fourbit: interrupted; the same command continues a run from its last checkpoint", file=sys.stderr)
         return 130
     except Exception as error:
         if not _is_users(error):
@@ -126,6 +127,13 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
 
+_REMEDIES = {
+    errno.ENOSPC: "make room or name another folder, then give the same command again",
+    errno.EROFS: "name a folder that can be written",
+    errno.EACCES: "name a file or folder that may be used",
+}
+
+
 def _is_users(error: Exception) -> bool:
     """Whether the error tells of an argument, a file or a stopped run, rather than of a defect."""
     # a run can only have stopped if its module is loaded, so looking it up here imports nothing
@@ -134,9 +142,10 @@ def _is_users(error: Exception) -> bool:
 
 
 def _sentence(error: Exception) -> str:
-    """The error in one line: the system's errors as `what: which file`, others in their own words."""
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"{error.strerror}: {error.filename}"
+    """The error in one line: the system's errors as `what: which file; remedy`, others in their own words."""
+    if isinstance(error, OSError) and error.strerror:
+        where = "" if error.filename is None else f": {error.filename}"
+        return f"{error.strerror}{where}; {_REMEDIES.get(error.errno or 0, 'name another path')}"
     return " ".join(str(error).split()) or type(error).__name__
 
 

@@ -115,7 +115,7 @@ def test_the_trainer_gets_the_emulated_operations(stand_in: Callable) -> None:
     [
         (ValueError("steps = 0:\n  it must be positive"), "steps = 0: it must be positive"),
         (FileNotFoundError("data = 'x': no such file; name a file"), "data = 'x': no such file; name a file"),
-        (FileNotFoundError(2, "No such file or directory", "a b"), "No such file or directory: a b"),
+        (FileNotFoundError(2, "No such file or directory", "a b"), "No such file or directory: a b; name another path"),
         (TrainingStopped("loss is NaN at step 7"), "loss is NaN at step 7"),
         (ValueError(), "ValueError"),
     ],
@@ -153,7 +153,10 @@ def test_a_defect_is_not_caught(error: Exception, stand_in: Callable) -> None:
 def test_an_interrupt_is_one_sentence(stand_in: Callable, capsys: pytest.CaptureFixture[str]) -> None:
     stand_in("demo", raising(KeyboardInterrupt()))
     assert fourbit.main(["demo"]) == 130
-    assert capsys.readouterr() == ("", "fourbit: interrupted\n")
+    assert capsys.readouterr() == (
+        "",
+        "fourbit: interrupted; the same command continues a run from its last checkpoint\n",
+    )
 
 
 @pytest.mark.parametrize("code", [0, 2])
