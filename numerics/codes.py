@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .formats import TABLE_BITS, Format
-from .rounding import RANDOM_WIDTHS, Rounding, round_magnitude, working_dtype
+from .rounding import RANDOM_WIDTHS, Rounding, pattern, round_magnitude, working_dtype
 
 CHUNK = 1 << 16  # elements that stay in a CPU's cache through all steps of an encoding
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -103,17 +103,17 @@ def _encode(x: Tensor, fmt: Format, rounding: Rounding, random_bits: Tensor | No
     integer = torch.int32 if x.dtype == torch.float32 else torch.int64
     bits = x.view(integer)
     magnitude = bits & torch.iinfo(integer).max
-    not_a_number = magnitude > _pattern(float("inf"), x.dtype)
+    not_a_number = magnitude > pattern(float("inf"), x.dtype)
     sign = (bits >> (torch.iinfo(integer).bits - 1)).to(torch.int32)  # -1 or 0
     # as integers NaN exceeds infinity, and infinity every number: one clamp saturates all three
-    largest = _pattern(fmt.max, x.dtype)
+    largest = pattern(fmt.max, x.dtype)
     if fmt.kind == "fixed":  # two's complement reaches one step further on the negative side: -2.0 in S2F6
-        further = _pattern(-fmt.min, x.dtype) - largest
+        further = pattern(-fmt.min, x.dtype) - largest
         magnitude = torch.minimum(magnitude, largest - sign.to(integer) * further)
     else:
         magnitude = magnitude.clamp_(max=largest)
     if fmt.kind == "exponent":
-        magnitude = magnitude.clamp_(min=_pattern(fmt.min, x.dtype))
+        magnitude = magnitude.clamp_(min=pattern(fmt.min, x.dtype))
     code = round_magnitude(magnitude.view(x.dtype), fmt, rounding, x, random_bits, random_width)
     if fmt.kind == "exponent" or not fmt.signed:
         code = torch.where(x < 0, 0 if fmt.nan_code is None else fmt.nan_code, code)
@@ -121,11 +121,6 @@ def _encode(x: Tensor, fmt: Format, rounding: Rounding, random_bits: Tensor | No
         code = with_sign(code, sign, fmt)
     code = torch.where(not_a_number, fmt.max_code if fmt.nan_code is None else fmt.nan_code, code)
     return code.to(fmt.code_dtype)
-
-
-def _pattern(value: float, dtype: torch.dtype) -> int:
-    """The bits of `value` in float32 or float64, as an integer."""
-    return int(torch.tensor(value, dtype=dtype).view(torch.int32 if dtype == torch.float32 else torch.int64))
 
 
 def with_sign(magnitude: Tensor, sign: Tensor, fmt: Format) -> Tensor:

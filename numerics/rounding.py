@@ -22,6 +22,7 @@ Arithmetic: integer bit operations, exact scalings by powers of two, floor/ceil/
 
 from __future__ import annotations
 
+import struct
 from enum import Enum
 
 import torch
@@ -45,6 +46,12 @@ RANDOM_WIDTHS = (16, 32)  # random bits that an element may consume; the hardwar
 
 # mantissa bits, exponent bias, integer type of the two working precisions
 _LAYOUT = {torch.float32: (23, 127, torch.int32), torch.float64: (52, 1023, torch.int64)}
+
+
+def pattern(value: float, dtype: torch.dtype) -> int:
+    """The bits of a number in float32 or float64, as a signed integer."""
+    kinds = ("<f", "<i") if dtype == torch.float32 else ("<d", "<q")
+    return int(struct.unpack(kinds[1], struct.pack(kinds[0], value))[0])
 
 
 def working_dtype(x_dtype: torch.dtype, fmt: Format) -> torch.dtype:

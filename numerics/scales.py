@@ -21,7 +21,6 @@ E8M0 and FP32 scales:
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +31,7 @@ from torch import Tensor
 from .codes import decode_tensor, encode_tensor, with_sign
 from .formats import E4M3, INT4, Format
 from .outer import FLT_MAX
-from .rounding import Rounding, round_magnitude
+from .rounding import Rounding, pattern, round_magnitude
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Block:
     def encode(self, scaled: Tensor) -> Tensor:
         """Element codes of `scaled`, uint8 like x, signs of x, saturating; the caller replaces those of NaN."""
         # as integers NaN exceeds infinity, and infinity every number: one clamp saturates all three
-        largest = float32_bits(self.element.max)
+        largest = pattern(self.element.max, torch.float32)
         magnitude = (scaled.view(torch.int32) & 0x7FFFFFFF).clamp_(max=largest).view(torch.float32)
         code = round_magnitude(magnitude, self.element, self.rounding, self.x, self.random_bits)
         return with_sign(code, self.x.view(torch.int32) >> 31, self.element).to(torch.uint8)
@@ -95,12 +94,6 @@ class Rule:
     def outer_max(self, element: Format) -> float | None:
         """What an outer scale divides its scope's amax by."""
         return None if self.scale_max is None else self.scale_max * element.max
-
-
-def float32_bits(value: float) -> int:
-    """The float32 pattern of `value` as an integer."""
-    (bits,) = struct.unpack("<i", struct.pack("<f", value))
-    return int(bits)
 
 
 def e4m3_scale(value: Tensor, rounding: Rounding = Rounding.NEAREST_EVEN) -> tuple[Tensor, Tensor]:
@@ -199,7 +192,7 @@ def power_of_two(block: Block, up: bool) -> tuple[Tensor, Tensor]:
     underflows float32, far below any element's least value.
     """
     x, amax = block.inside()
-    limit, bits = float32_bits(block.element.max), amax.view(torch.int32)
+    limit, bits = pattern(block.element.max, torch.float32), amax.view(torch.int32)
     scale = (bits >> 23) - (limit >> 23) + 127
     if up:
         mantissa = limit & 0x7FFFFF
