@@ -186,11 +186,13 @@ def test_word_types_are_one():
     word = torch.tensor([0xF1, 0x12])
     for dtype in (torch.uint8, torch.int8):
         assert torch.equal(ptx.cvt_rn_f16x2_e2m1x2(word.to(dtype)), ptx.cvt_rn_f16x2_e2m1x2(word))
-    x = random_float32(10, 7)
-    rbits = torch.full((10,), 0xDEADBEEF)
-    quad = ptx.cvt_rs_satfinite_e2m1x4_f32
-    assert torch.equal(quad(x, x, x, x, 0xDEADBEEF), quad(x, x, x, x, rbits))
-    assert torch.equal(quad(x, x, x, x, rbits.to(torch.int32)), quad(x, x, x, x, rbits))
+    x = random_float32(400, 7)
+    rbits = torch.full((400,), 0xDEADBEEF)
+    for instruction in (i for i in INSTRUCTIONS if ".rs." in i):  # each splits the word in its own way
+        operands = [x] * elements(instruction.split(".")[-2])[1]
+        d = INSTRUCTIONS[instruction](*operands, rbits)
+        assert torch.equal(INSTRUCTIONS[instruction](*operands, 0xDEADBEEF), d)
+        assert torch.equal(INSTRUCTIONS[instruction](*operands, rbits.to(torch.int32)), d)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="not compared: torch finds no CUDA device")
