@@ -66,7 +66,9 @@ def expected(fmt: nm.Format) -> Expected:
         quantum = leading.clamp(min=fmt.min_exponent) - fmt.mantissa_bits
     # significand x 2^16 has 24 bits: shifted by more than 24 nothing is left, and none shifts left by more than 23
     drop = (quantum - exponent).clamp(-23, 40)
-    fixed_point = torch.where(drop > 0, (significand << 16) >> drop.clamp(min=0), significand << (16 - drop).clamp(0, 39))
+    fixed_point = torch.where(
+        drop > 0, (significand << 16) >> drop.clamp(min=0), significand << (16 - drop).clamp(0, 39)
+    )
     whole, count = fixed_point >> 16, fixed_point & 0xFFFF
     down, up = (torch.ldexp((whole + carry).double(), quantum) for carry in (0, 1))
     count = torch.where(biased == 0xFF, 0, count)
