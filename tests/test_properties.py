@@ -10,7 +10,7 @@ empty ones included:
 - scaling by 2^k, away from the ends of float32: moves an E8M0 or FP32 scale or the outer scale by 2^k, no code.
 - negation flips signs alone.
 - dequantized values are fixed points: quantized again to nearest, with the same outer, they come back.
-    `rceil`, `floor`: always, saturated elements included. The largest code lies above max / 2, or all codes double into
+    `rceil`, `floor`: whenever they are finite (near FLT_MAX an element may round up to 2^128), saturated or not. The largest code lies above max / 2, or all codes double into
     other codes, so that half the scale gives the same values.
     E4M3 scales: where the block's scale is normal (or zero: so are all its values) and outer well inside float32. A
     normal scale errs by at most 1/17, so the largest code is the aim of its rule and gives the same scale back;
@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -305,6 +305,7 @@ def test_dequantized_values_are_fixed_points(fmt: nm.BlockFormat, rule: str, dat
     case = data.draw(cases(fmt, rule, outers=outers, extreme=fmt.scale is nm.E8M0))
     q = case.quantize()
     y = q.dequantize()
+    assume(bool(torch.isfinite(y).all()))  # rounding up may overflow near float32's largest
     kept = torch.ones_like(y, dtype=torch.bool)
     if fmt.scale is nm.E4M3:
         code = q.scales & 0x7F
