@@ -347,7 +347,9 @@ def test_encode_is_monotone_and_round_to_idempotent(fmt: nm.Format, data: st.Dat
     width = data.draw(st.sampled_from([32, 64]))
     points = [fmt.max, fmt.max * 1.5, fmt.min_normal, fmt.min_subnormal, fmt.min_subnormal / 2, 1.5, 2.5, 0.0]
     number = st.floats(width=width, allow_nan=False) | st.sampled_from(points + [-p for p in points])
-    listed = data.draw(st.lists(number | st.floats(-8, 8, width=width), min_size=2, max_size=40))
+    between = st.integers(0, fmt.max_code - 1).map(lambda code: (fmt.value(code) + fmt.value(code + 1)) / 2)
+    value = st.integers(0, fmt.max_code).map(fmt.value)
+    listed = data.draw(st.lists(number | st.floats(-8, 8, width=width) | between | value, min_size=2, max_size=40))
     x = torch.tensor(listed, dtype=torch.float32 if width == 32 else torch.float64).sort().values
     if fmt.kind == "exponent" or not fmt.signed:
         x = x.abs().sort().values
