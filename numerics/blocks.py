@@ -1,6 +1,7 @@
 """Block formats, and the tensor that they make: element codes, one scale per block, and an outer scale.
 
-    value = (code value * block scale) * outer          two FP32 products, in this order; the first is exact
+    value = (code value * block scale) * outer          two FP32 products, in this order; the first is exact with
+                                                        E4M3 and, within float32's range, E8M0 scales
 
 Blocks run along one axis, from its start (or from the start of each expert group), and the last one may be short. A
 tiled format shares a scale among `tile` lines of the other of the last two axes as well: 16 x 16, 128 x 128.
