@@ -144,8 +144,7 @@ class ExpertMLP(torch.autograd.Function):
             recast = recipe.saved_weight if weight else recipe.saved_input
             return ops.requantize_transpose(q, recast, None if weight else groups, words(role))
 
-        _, decoded = ops.aggregate(payload, routing.slots, weights, wire)
-        d_weights = ops.router_gradient(g, decoded, routing.slots, wire)
+        d_weights = ops.router_gradient(g, _decoded(payload), routing.slots, wire)
         row_weights = torch.empty_like(weights).view(-1, 1)
         row_weights[routing.slots.flatten()] = weights.reshape(-1, 1)
         # what arrived on the wire is quantized again along tokens; d_gate_up is at hand and quantized twice
@@ -168,6 +167,11 @@ class ExpertMLP(torch.autograd.Function):
 
 def _rows(q: Any, index: Tensor) -> Any:
     return q.rows(index) if isinstance(q, BlockTensor) else q.index_select(0, index)
+
+
+def _decoded(payload: Any) -> Tensor:
+    """The received rows, still rotated, as `aggregate` decoded them in the forward."""
+    return payload.dequantize() if isinstance(payload, BlockTensor) else payload.to(torch.float32)
 
 
 def _save(ctx: Any, operands: list[Any], tensors: list[Tensor]) -> list[BlockTensor | int]:

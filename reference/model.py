@@ -59,18 +59,19 @@ class ModelConfig:
             raise ValueError(f"balance={self.balance}: use 0 or more")
         if self.depth % 6:
             raise ValueError(f"depth={self.depth}: the last sixth must be whole; use {self.depth // 6 * 6 + 6}")
-        step = math.lcm(2 * self.heads, self._block(recipe))
+        block = self._block(recipe)
+        step = math.lcm(2 * self.heads, block)
         if self.dim % (2 * self.heads):
             raise ValueError(f"dim={self.dim}: {self.heads} heads need even parts of it; use {_near(self.dim, step)}")
         if self.top_k > self.experts:
             raise ValueError(f"top_k={self.top_k}: there are {self.experts} experts; use at most {self.experts}")
-        widths = {"dim": step, "expert_dim": self._block(recipe)}
+        widths = {"dim": step, "expert_dim": block}
         if recipe.shared:
-            widths["shared_dim"] = self._block(recipe)
+            widths["shared_dim"] = block
         for name, multiple in widths.items():
-            if getattr(self, name) % self._block(recipe):
+            if getattr(self, name) % block:
                 raise ValueError(
-                    f"{name}={getattr(self, name)}: blocks of {self._block(recipe)} of recipe {recipe.name} do not "
+                    f"{name}={getattr(self, name)}: blocks of {block} of recipe {recipe.name} do not "
                     f"divide it; use {_near(getattr(self, name), multiple)}"
                 )
 
