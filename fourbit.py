@@ -43,6 +43,12 @@ def _validate(argv: list[str]) -> int:
     return validate.main(argv)
 
 
+def _bench(argv: list[str]) -> int:
+    from hw import bench_numerics
+
+    return bench_numerics.main(argv)
+
+
 def _formats(argv: list[str]) -> int:
     from numerics import show
 
@@ -68,6 +74,7 @@ COMMANDS: dict[str, Command] = {
     "train": Command("train a model under a recipe", _train),
     "study": Command("list, run NAME or report: questions, measurements and figures", _study),
     "validate": Command("compare the kernels on this machine with the emulation, bit for bit", _validate),
+    "bench": Command("time the emulation beside a copy and other packages: bench numerics", _bench),
     "formats": Command("print tables of the element and block formats", _formats),
     "show": Command("take one code of a format apart, or encode a number: show E4M3 0x6C", _show),
 }

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .codes import decode_tensor
+from .codes import chunks, decode_tensor
 from .formats import E2M1, E2M3, E3M2, E4M3, E5M2, E8M0, INT4, S2F6, Format
 from .layout import pack_nibbles
 from .partition import Partition
@@ -130,15 +130,41 @@ class BlockTensor:
         Exact where the product is a float32 number: with E8M0 scales a block at the ends of float32's range may
         overflow to infinity or lose bits to underflow.
         """
+        return self._times(None)
+
+    def _times(self, outer: Tensor | None) -> Tensor:
+        """(code value * block scale) * outer, or without it."""
+        fmt, length = self.fmt, self.shape[self.axis]
+        if fmt.tile > 1 or fmt.alternative is not None or self.groups is not None or length % fmt.block:
+            values = self._looked_up()
+            return values if outer is None else values * outer
+        # whole blocks as rows (B, trail), so that pieces stay in a CPU's cache
+        rows, trail = self.scales.shape[: self.axis + 1].numel(), self.shape[self.axis + 1 :].numel()
+        codes, scales = self.codes.reshape(rows, fmt.block, trail), self.scales.reshape(rows, 1, trail)
+        if outer is not None:
+            outer = outer.expand(self.scales.shape).reshape(rows, 1, trail)
+
+        def run(part: slice) -> Tensor:
+            scale = scales[part] if fmt.scale is None else decode_tensor(scales[part], fmt.scale)
+            values = decode_tensor(codes[part], fmt.element) * scale
+            return values if outer is None else values * outer[part]
+
+        parts = chunks(rows, fmt.block * trail, codes.device)
+        if len(parts) <= 1:
+            return run(slice(None)).view(self.shape)
+        out = torch.empty(codes.shape)
+        for part in parts:
+            out[part] = run(part)
+        return out.view(self.shape)
+
+    def _looked_up(self) -> Tensor:
+        """Code value * block scale, the scale looked up for every value: tiles, ragged blocks, groups, alternatives."""
         fmt = self.fmt
         scale = self.scales if fmt.scale is None else decode_tensor(self.scales, fmt.scale)
         element = decode_tensor(self.codes, fmt.element)
         if fmt.alternative is not None:  # the scale's sign bit says which element format a block has
             chosen = self._per_value((self.scales & 0x80) > 0, fmt.block)
             element, scale = torch.where(chosen, decode_tensor(self.codes, fmt.alternative), element), scale.abs()
-        if fmt.tile == 1 and self.groups is None and self.shape[self.axis] % fmt.block == 0:
-            blocks: Tensor = element.unflatten(self.axis, (self.scales.shape[self.axis], fmt.block))
-            return (blocks * scale.unsqueeze(self.axis + 1)).flatten(self.axis, self.axis + 1)
         return element * self._per_value(scale, fmt.block)
 
     def _per_value(self, x: Tensor, block: int) -> Tensor:
@@ -160,8 +186,9 @@ class BlockTensor:
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Values with the outer scale, shape of the tensor, rounded to FP32 and then to `dtype`."""
-        values, outer = self.values(), self.outer_per_value()
-        return (values if outer is None else values * outer).to(dtype)
+        if self.outer is None or self.outer_block is None:
+            return self._times(self.outer).to(dtype)
+        return (self._times(None) * self._per_value(self.outer, self.outer_block)).to(dtype)
 
     def packed(self) -> Tensor:
         """Codes as bytes: two 4-bit codes per byte, the even index in the low nibble; other formats as they are."""

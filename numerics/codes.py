@@ -87,15 +87,25 @@ def encode_tensor(
     x: Tensor, fmt: Format, rounding: Rounding, random_bits: Tensor | None = None, random_width: int = 16
 ) -> Tensor:
     """`encode` on checked tensors; on a CPU in chunks that stay in its cache."""
-    if x.device.type != "cpu" or x.numel() <= CHUNK:
+    parts = chunks(x.numel(), 1, x.device)
+    if len(parts) <= 1:
         return _encode(x, fmt, rounding, random_bits, random_width)
     flat = x.reshape(-1)
     fields = None if random_bits is None else random_bits.reshape(-1)
     out = torch.empty(x.shape, dtype=fmt.code_dtype)
-    for start in range(0, x.numel(), CHUNK):
-        part = slice(start, start + CHUNK)
+    for part in parts:
         out.view(-1)[part] = _encode(flat[part], fmt, rounding, None if fields is None else fields[part], random_width)
     return out
+
+
+def chunks(rows: int, width: int, device: torch.device) -> list[slice]:
+    """Rows of `width` elements in slices that stay in a CPU's cache through many steps; one slice elsewhere.
+
+    Compiled code has no steps: there too everything is one slice.
+    """
+    whole = device.type != "cpu" or torch.compiler.is_compiling()
+    step = max(1, rows if whole else CHUNK // max(1, width))
+    return [slice(start, start + step) for start in range(0, rows, step)]
 
 
 def _encode(x: Tensor, fmt: Format, rounding: Rounding, random_bits: Tensor | None, random_width: int) -> Tensor:

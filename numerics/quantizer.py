@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .blocks import BlockFormat, BlockTensor, partner
-from .codes import as_tensor, require_float
+from .codes import as_tensor, chunks, require_float
 from .outer import outer_of_runs, outer_of_scope, round_outer
 from .partition import Partition, check_groups, random_fields
 from .philox import Random
@@ -110,15 +110,32 @@ def quantize(
         grouped = offsets is not None
         bits = random_fields(random, tensor.shape, axis, grouped, partition, fmt.block, fmt.element.bits, blocks.device)
         bits = folding.gather(bits)
-    scales, codes = chosen.apply(Block(blocks, amax, factor, s_enc, fmt.element, rounding, bits))
-    poison = float("nan") if fmt.scale is None else fmt.scale.nan_code
-    assert poison is not None  # every scale format has a NaN
-    scales = torch.where(finite, scales, poison).to(torch.float32 if fmt.scale is None else torch.uint8)
-    codes = torch.where(finite, codes, fmt.element.max_code).to(torch.uint8)  # a computed NaN has no defined sign
+    scales, codes = _apply(chosen, Block(blocks, amax, factor, s_enc, fmt.element, rounding, bits), finite, fmt)
     run = scope if isinstance(scope, int) else None
     return BlockTensor(
         folding.unfold(codes), folding.scales(scales), kept, fmt, chosen.name, axis, offsets, outer_block=run
     )
+
+
+def _apply(rule: Rule, block: Block, finite: Tensor, fmt: BlockFormat) -> tuple[Tensor, Tensor]:
+    """Scales and codes by `rule`, on a CPU in pieces that stay in its cache; NaN scales where a block is not finite."""
+    poison = float("nan") if fmt.scale is None else fmt.scale.nan_code
+    assert poison is not None  # every scale format has a NaN
+
+    def run(block: Block, finite: Tensor) -> tuple[Tensor, Tensor]:
+        scales, codes = rule.apply(block)
+        scales = torch.where(finite, scales, poison).to(torch.float32 if fmt.scale is None else torch.uint8)
+        return scales, torch.where(finite, codes, fmt.element.max_code).to(torch.uint8)  # a NaN has no defined sign
+
+    shape, width = block.amax.shape, block.x.shape[-1]
+    parts = chunks(shape.numel(), width, block.x.device)
+    if len(parts) <= 1:
+        return run(block, finite)
+
+    flat, flat_finite = block.rows(), finite.reshape(-1, 1)
+    done = [run(flat[part], flat_finite[part]) for part in parts]
+    scales, codes = (torch.cat(pieces) for pieces in zip(*done, strict=True))
+    return scales.view(shape), codes.view(block.x.shape)
 
 
 def _outer_scales(

@@ -52,6 +52,22 @@ class Block:
     rounding: Rounding
     random_bits: Tensor | None
 
+    def rows(self) -> Block:
+        """The same blocks, one after another: x (N, B), the scales around them (N, 1)."""
+
+        def flat(t: Tensor | None) -> Tensor | None:
+            return None if t is None else t.expand(*self.amax.shape[:-1], t.shape[-1]).reshape(-1, t.shape[-1])
+
+        x, amax = self.x.reshape(-1, self.x.shape[-1]), self.amax.reshape(-1, 1)
+        return replace(
+            self, x=x, amax=amax, outer=flat(self.outer), s_enc=flat(self.s_enc), random_bits=flat(self.random_bits)
+        )
+
+    def __getitem__(self, part: slice) -> Block:
+        """Some of its rows; it must be as `rows` makes it."""
+        outer, s_enc, bits = (None if t is None else t[part] for t in (self.outer, self.s_enc, self.random_bits))
+        return replace(self, x=self.x[part], amax=self.amax[part], outer=outer, s_enc=s_enc, random_bits=bits)
+
     def encode(self, scaled: Tensor) -> Tensor:
         """Element codes of `scaled`, uint8 like x, signs of x, saturating; the caller replaces those of NaN."""
         # as integers NaN exceeds infinity, and infinity every number: one clamp saturates all three
