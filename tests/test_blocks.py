@@ -1,8 +1,8 @@
-"""Contract: `quantize` and `requantize` on whole tensors: published error numbers, unbiasedness, groups, causality.
+"""Contract: `quantize` and `requantize` on whole tensors: unbiasedness, tiles, runs, groups, any shape and kind.
 
-Oracles: closed numbers of arXiv 2601.22813 (table 1), 2512.02010 and 2510.25602 on Gaussian data, reproduced
-independently in numpy (4 M samples: the sampling spread is below .33 %, so 1 % is a test); slicing. The scalar
-oracle's bitwise comparisons are in test_oracle.py.
+Oracles: slicing, draws that average out, errors of requantization known from an independent recomputation. Published
+errors of formats are in test_oracle_numbers.py, causality in test_causality.py, the scalar oracle's bitwise comparisons
+in test_oracle.py.
 """
 
 from itertools import pairwise
@@ -21,48 +21,6 @@ def gaussian() -> torch.Tensor:
     return torch.randn(SAMPLES, generator=torch.Generator().manual_seed(11))
 
 
-@pytest.mark.parametrize(
-    ("fmt", "outer", "rel_mse", "decibel"),
-    [
-        (nm.NVFP4, "tensor", 9.050e-3, 20.43),
-        (nm.NVFP4, "row", 9.054e-3, 20.43),
-        (nm.NVFP4_46, "tensor", 7.562e-3, 21.21),
-        (nm.NVFP4_46, "row", 7.562e-3, 21.21),
-        (nm.MXFP8, None, 0.7036e-3, 31.53),
-        (nm.MXS2F6, None, 0.0690e-3, 41.61),
-        (nm.NVFP4_2D, "tensor", 12.389e-3, 19.07),
-        (nm.NVINT4, "tensor", 7.449e-3, 21.28),
-        (nm.MXFP4, None, 13.32e-3, 18.75),
-        (nm.MXINT4, None, 20.72e-3, 16.84),
-        (nm.MXFP8_E5M2, None, 2.790e-3, 25.54),
-        (nm.MXINT8, None, 0.0690e-3, 41.61),
-    ],
-)
-def test_gaussian_error(gaussian: torch.Tensor, fmt: nm.BlockFormat, outer: str | None, rel_mse: float, decibel: float):
-    error = nm.metrics.error(gaussian, nm.quantize(gaussian, fmt, outer=outer).dequantize())
-    assert error.n >= 4_000_000
-    assert error.rel_mse == pytest.approx(rel_mse, rel=0.01)
-    assert error.qsnr == pytest.approx(decibel, abs=0.05)
-
-
-@pytest.mark.parametrize(
-    ("fmt", "rule", "rel_mse"),
-    [
-        (nm.NVFP4, "static_6", 9.050e-3),
-        (nm.NVFP4, "static_4", 9.642e-3),
-        (nm.NVFP4, "four_over_six_mae", 7.796e-3),
-        (nm.NVFP4, "four_over_six_absmax", 7.989e-3),
-        (nm.NVFP4_2D, "four_over_six", 12.373e-3),
-        (nm.MXFP8, "floor", 0.861e-3),
-        (nm.MXFP4, "floor", 13.22e-3),
-        (nm.MXS2F6, "floor", 0.0682e-3),
-    ],
-)
-def test_gaussian_error_of_other_rules(gaussian: torch.Tensor, fmt: nm.BlockFormat, rule: str, rel_mse: float):
-    error = nm.metrics.error(gaussian, nm.quantize(gaussian, fmt, rule=rule).dequantize())
-    assert error.rel_mse == pytest.approx(rel_mse, rel=0.01)
-
-
 def test_headroom_makes_stochastic_rounding_unbiased(gaussian: torch.Tensor):
     """relMSE 23.55e-3 and no bias; also where most block scales are subnormal, for one outlier sets the outer scale."""
     options = dict(rule="unbiased", rounding=nm.Rounding.STOCHASTIC, random=nm.Random((5, 6)))
@@ -77,24 +35,13 @@ def test_headroom_makes_stochastic_rounding_unbiased(gaussian: torch.Tensor):
     assert nm.metrics.error(x[1:], plain.dequantize()[1:]).bias < -0.01
 
 
-@pytest.mark.parametrize(
-    ("fmt", "rel_mse"), [(nm.NVFP4, 18.85e-3), (nm.MXFP8, 1.411e-3), (nm.MXS2F6, 0.138e-3)], ids=lambda v: str(v)
-)
-def test_gaussian_error_of_stochastic_rounding(gaussian: torch.Tensor, fmt: nm.BlockFormat, rel_mse: float):
-    q = nm.quantize(gaussian, fmt, rounding=nm.Rounding.STOCHASTIC, random=nm.Random((3, 4)))
-    error = nm.metrics.error(gaussian, q.dequantize())
-    assert error.rel_mse == pytest.approx(rel_mse, rel=0.01)
-    saturates = fmt is nm.NVFP4  # a block scale rounded down lets the largest element exceed 6
-    assert (abs(error.bias) > error.bias_interval) == saturates
-
-
-def test_share_of_blocks_that_map_to_four(gaussian: torch.Tensor):
-    """45 % of Gaussian blocks choose M = 4, measured by their scale: it is the one that 4 gives, not 6."""
+def test_four_over_six_has_one_of_two_scales(gaussian: torch.Tensor):
+    """The one that 4 gives or the one that 6 gives; both occur."""
     outer, amax = nm.quantize(gaussian, nm.NVFP4_46).outer, gaussian.unflatten(-1, (-1, 16)).abs().amax(-1)
     q = nm.quantize(gaussian, nm.NVFP4_46)
     four, six = (nm.encode(amax / (outer * m), nm.E4M3) for m in (4.0, 6.0))
     assert bool(((q.scales == four) | (q.scales == six)).all())
-    assert float(((q.scales == four) & (four != six)).float().mean()) == pytest.approx(0.453, rel=0.01)
+    assert bool((q.scales != four).any()) and bool((q.scales != six).any())
 
 
 def test_four_over_six_never_loses_to_six(gaussian: torch.Tensor):
@@ -248,22 +195,7 @@ def test_keep_refuses_an_outer_that_varies_along_the_contraction():
         nm.requantize(q, nm.MXFP8, axis=0, random=nm.Random((0, 0)))
 
 
-# --- causality, batch invariance, groups ----------------------------------------------------------------------------
-
-
-def _changed_before_last(outer: str, fmt: nm.BlockFormat) -> float:
-    """Share of earlier tokens' dequantized values that change when the last token is scaled by 10."""
-    x = torch.randn(512, 4096, generator=torch.Generator().manual_seed(2))
-    louder = x.clone()
-    louder[-1] *= 10
-    before, after = (nm.quantize(t, fmt, outer=outer).dequantize()[:-1] for t in (x, louder))
-    return float((before != after).float().mean())
-
-
-@pytest.mark.parametrize("fmt", [nm.NVFP4, nm.NVFP4_46], ids=lambda f: f.name)
-def test_outer_per_token_keeps_the_past_from_the_future(fmt: nm.BlockFormat):
-    assert _changed_before_last("row", fmt) == 0.0
-    assert _changed_before_last("tensor", fmt) > 0.9
+# --- batch invariance, groups ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -67,19 +67,6 @@ def test_bad_arguments_are_named(size: int, signs: torch.Tensor | None, message:
         nm.hadamard(_data(2, 96), size, signs)
 
 
-def test_outlier_is_spread():
-    """RHT + S2F6 against MXFP8 on a block with one |200|: absolute rms errors of the combine's trade."""
-    x = _data(4096, 32)
-    x[:, 3] = 200.0
-    signs = nm.hadamard_signs(32, (0, 0))
-    combined = nm.hadamard_inverse(nm.quantize(nm.hadamard(x, 32, signs), nm.MXS2F6).dequantize(), 32, signs)
-    direct = nm.quantize(x, nm.MXFP8).dequantize()
-    rms = [float((v - x).square().mean().sqrt()) for v in (combined, direct)]
-    assert rms == [pytest.approx(0.144, rel=0.03), pytest.approx(1.414, rel=0.03)]
-    others = [float((v - x)[:, 4:].square().mean().sqrt()) for v in (combined, direct)]
-    assert others == [pytest.approx(0.144, rel=0.03), pytest.approx(0.0265, rel=0.03)]  # the price: small neighbours
-
-
 def test_signs_follow_philox_bit_by_bit():
     """Bit i of word 0 of Philox(0, 0), 0x6627e8d5, from the lowest: a set bit is -1."""
     bits = [0x6627E8D5 >> i & 1 for i in range(32)]

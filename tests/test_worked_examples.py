@@ -2,7 +2,7 @@
 
 Contract and oracle: each example of "End-to-End 4-Bit Training" (Thinking Machines Lab, 2026) and the tables 1 and 2 of
 "Four Over Six" (arXiv 2512.02010) come out of the public functions exactly as printed, or as recomputed by hand where
-the article rounds. Bitwise.
+the article rounds; so do counts over all BF16 pairs, known from an independent recomputation. Bitwise.
 """
 
 import pytest
@@ -148,3 +148,79 @@ def test_four_over_six_keeps_6_on_equal_errors():
     """6 alone is exact under both (6 x 1 and 4 x 1.5): the tie goes to 6."""
     q = nm.quantize(block(6.0), nm.NVFP4_46, outer=torch.ones(1, 1))
     assert nm.decode(q.codes, nm.E2M1)[0, 0] == 6.0 and nm.decode(q.scales, nm.E4M3).tolist() == [[1.0]]
+
+
+CELL = 2.0**-13  # of an integral over [0, 6]
+
+
+def errors(step: float) -> torch.Tensor:
+    """Of the midpoints of all cells of [0, 6], quantized with the exact scale `step`."""
+    x = (torch.arange(int(6 / CELL), dtype=torch.float64) + 0.5) * CELL
+    return (nm.round_to(x / step, nm.E2M1) * step - x).abs()
+
+
+def test_dead_zone():
+    """One value uniform in [0, 6]: MSE 7/48 and 15/128, largest error 1 and .75, elementwise best .07422 (= 19/256).
+
+    The error is linear within a cell, for where it bends lie multiples of 1/8, so that the mean of its square there is
+    the midpoint's square + cell^2 / 12. The tolerance is float64's.
+    """
+    six, four = errors(1.0), errors(1.5)
+    for d, mse in ((six, 7 / 48), (four, 15 / 128), (torch.minimum(six, four), 19 / 256)):
+        assert float(d.square().mean()) + CELL**2 / 12 == pytest.approx(mse, rel=1e-12)
+    assert [float(d.max()) + CELL / 2 for d in (six, four)] == [pytest.approx(v, rel=1e-12) for v in (1.0, 0.75)]
+
+
+# ---- the block scale's order of operations, over every pair ----------------------------------------------------------
+
+
+def bf16_pairs() -> tuple[torch.Tensor, torch.Tensor]:
+    """amax over the 128 BF16 numbers of [1, 2), block maxima over all BF16 numbers from 2^-12 to amax.
+
+    A power of two on both moves nothing, so that these are all pairs with ratios down to about 2^-12.
+    """
+    mantissas = 1 + torch.arange(128) / 128
+    maxima = torch.cat([mantissas * 2.0**e for e in range(-12, 1)])
+    amax, bmax = torch.meshgrid(mantissas, maxima, indexing="ij")
+    return amax[bmax <= amax], bmax[bmax <= amax]
+
+
+def test_block_scales_over_every_pair():
+    """Ours, Transformer Engine's, differs from (bmax/6) s_enc for 203 of 204,864, from bmax/(outer 6) for 314."""
+    amax, bmax = bf16_pairs()
+    assert len(amax) == 204_864
+    x = torch.zeros(len(amax), 32)
+    x[:, 0], x[:, 16] = amax, bmax
+    ours, quotient = (nm.quantize(x, nm.NVFP4, rule=rule, outer="row").scales[:, 1] for rule in ("nvfp4", "static_6"))
+    literal = nm.encode(bmax / torch.tensor(6.0) * (torch.tensor(2688.0) / amax), nm.E4M3)
+    assert int((ours != literal).sum()) == 203
+    assert int((ours != quotient).sum()) == 314
+
+
+def test_scales_of_candidate_4_over_every_pair():
+    """((bmax/6) s_enc) 1.5 against bmax (s_enc/4), with s_enc = 1536/amax: 99 differ."""
+    amax, bmax = bf16_pairs()
+    s_enc = torch.tensor(1536.0) / amax
+    first = nm.encode(bmax / torch.tensor(6.0) * s_enc * torch.tensor(1.5), nm.E4M3)
+    assert int((first != nm.encode(bmax * (s_enc / torch.tensor(4.0)), nm.E4M3)).sum()) == 99
+
+
+# ---- zeros -----------------------------------------------------------------------------------------------------------
+
+NEAREST, RANDOM = nm.Rounding.NEAREST_EVEN, nm.Rounding.STOCHASTIC
+
+
+@pytest.mark.parametrize("rounding", [NEAREST, RANDOM], ids=lambda r: r.name)
+@pytest.mark.parametrize("rule", nm.scales.RULES)
+def test_a_block_of_zeros_beside_others(rule: str, rounding: nm.Rounding):
+    """Codes of zero that decode to zero, without NaN, under every rule; so does a tensor of nothing else."""
+    fmt = next((f for f in nm.BLOCK_FORMATS.values() if f.rule.name == rule and f.tile == 1), nm.NVFP4)
+    fmt = nm.MXFP8 if rule == "floor" else fmt
+    x = torch.randn(4, 4 * fmt.block, generator=torch.Generator().manual_seed(0))
+    x[1, fmt.block : 2 * fmt.block] = 0.0
+    x[2] = 0.0
+    for values in (x, torch.zeros_like(x)):
+        random = nm.Random((0, 1)) if rounding is RANDOM else None
+        q = nm.quantize(values, fmt, rule=rule, rounding=rounding, random=random)
+        assert bool(torch.isfinite(q.dequantize()).all())
+        assert not bool(q.dequantize()[values == 0].any() | nm.decode(q.codes, fmt.element)[values == 0].any())
