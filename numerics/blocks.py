@@ -144,17 +144,14 @@ class BlockTensor:
         if outer is not None:
             outer = outer.expand(self.scales.shape).reshape(rows, 1, trail)
 
-        def run(part: slice) -> Tensor:
+        out = torch.empty(codes.shape, device=codes.device)
+        for part in chunks(rows, fmt.block * trail, codes.device):
             scale = scales[part] if fmt.scale is None else decode_tensor(scales[part], fmt.scale)
-            values = decode_tensor(codes[part], fmt.element) * scale
-            return values if outer is None else values * outer[part]
-
-        parts = chunks(rows, fmt.block * trail, codes.device)
-        if len(parts) <= 1:
-            return run(slice(None)).view(self.shape)
-        out = torch.empty(codes.shape)
-        for part in parts:
-            out[part] = run(part)
+            values = decode_tensor(codes[part], fmt.element)
+            if outer is None:
+                torch.mul(values, scale, out=out[part])
+            else:
+                torch.mul(values * scale, outer[part], out=out[part])
         return out.view(self.shape)
 
     def _looked_up(self) -> Tensor:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .codes import as_tensor
+from .codes import as_tensor, chunks
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -105,14 +105,24 @@ class Random:
         Returns:
             int32 in [0, 65536), shape (..., 16), on the device of `group`.
         """
-        zero = torch.zeros_like(group)
-        c0, c1 = zero + (self.counter[0] & _MASK), zero + ((expert + self.counter[1]) & _MASK)
+        expert, line, group = torch.broadcast_tensors(torch.as_tensor(expert, device=group.device), line, group)
+        parts = chunks(group.numel(), 4, group.device)
+        if len(parts) <= 1:
+            return self._fields(expert, line, group, element_bits)
+        flat = [t.reshape(-1) for t in (expert, line, group)]
+        out = torch.empty(group.numel(), GROUP, dtype=torch.int32)
+        for part in parts:
+            out[part] = self._fields(*(t[part] for t in flat), element_bits)
+        return out.view(*group.shape, GROUP)
+
+    def _fields(self, expert: Tensor, line: Tensor, group: Tensor, element_bits: int) -> Tensor:
+        c0, c1 = torch.full_like(group, self.counter[0] & _MASK), (expert + self.counter[1]) & _MASK
         key = (self.key[0] & _MASK, self.key[1] & _MASK)
-        words = torch.stack(torch.broadcast_tensors(*philox_words(key, (c0, c1, line, group))), dim=-1)
+        words = torch.stack(philox_words(key, (c0, c1, line, group)), dim=-1)
         if element_bits <= 4:
             low = ((words >> 8) & 0xFF00) | (words & 0xFF)
             high = ((words >> 16) & 0xFF00) | ((words >> 8) & 0xFF)
         else:
             low, high = words & 0xFFFF, words >> 16
-        pair = torch.stack((low, high), dim=-1).to(torch.int32)  # (..., 4, 2)
+        pair = torch.stack((low.to(torch.int32), high.to(torch.int32)), dim=-1)  # (..., 4, 2)
         return torch.stack((pair, reverse16(pair)), dim=-1).flatten(-3)  # f, e, b, a per word

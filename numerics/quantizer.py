@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .blocks import BlockFormat, BlockTensor, partner
-from .codes import as_tensor, chunks, require_float
+from .codes import as_tensor, chunks, require_float, step_by_step
 from .outer import outer_of_runs, outer_of_scope, round_outer
 from .partition import Partition, check_groups, random_fields
 from .philox import Random
@@ -34,7 +34,9 @@ class _Folding:
     fmt: BlockFormat
 
     def fold(self, x: Tensor) -> Tensor:
-        return self.gather(self.blocks.split(x.movedim(self.axis, -1), self.fmt.block))
+        x = x.movedim(self.axis, -1)
+        # many steps follow: a CPU reads a transposed tensor slowly each time
+        return self.gather(self.blocks.split(x.contiguous() if step_by_step(x.device) else x, self.fmt.block))
 
     def gather(self, x: Tensor) -> Tensor:
         """(..., lines, blocks, B) -> (..., tiles, blocks, tile * B)."""
