@@ -19,6 +19,7 @@ from numerics import ops
 
 Inputs = dict[str, Any]  # tensors, block tensors, and what is the same on every device
 Outputs = dict[str, Tensor]
+Run = Callable[[Inputs], Outputs]
 
 
 # Data: kinds of float32 arrays (rows, ...), by name.
@@ -146,7 +147,7 @@ class Operation:
 
     name: str
     make: Callable[[Draw], Inputs]
-    run: Callable[[Inputs], Outputs]
+    run: Run
     cut: Cut | None = None
     data: tuple[str, ...] = tuple(DATA)
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)

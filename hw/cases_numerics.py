@@ -28,7 +28,7 @@ def _philox(i: Inputs) -> Outputs:
     return {"words": nm.philox(i["key"], i["counter"])} | fields
 
 
-def _hadamard(i: Inputs) -> Outputs:
+def hadamard_both_ways(i: Inputs) -> Outputs:
     out = {}
     for size in (16, 32, 64, 128):
         signs = nm.hadamard_signs(size, (1, size))
@@ -37,7 +37,7 @@ def _hadamard(i: Inputs) -> Outputs:
     return out
 
 
-def _swiglu(i: Inputs) -> Outputs:
+def swiglu_both_ways(i: Inputs) -> Outputs:
     d_gate, d_up = swiglu.swiglu_backward(i["dh"], i["gate"], i["up"])
     return {"h": swiglu.swiglu(i["gate"], i["up"]), "d_gate": d_gate, "d_up": d_up}
 
@@ -64,9 +64,9 @@ def element_operations() -> list[Operation]:
     return [
         *(Operation(f"encode {f.name}", bits, partial(_encode, f), bits_cut) for f in nm.FORMATS.values()),
         Operation("philox", words, _philox, words_cut, ("integers",), (torch.int64,)),
-        Operation("hadamard", lambda d: {"x": d.tested(d.rows, 256)}, _hadamard, rows),
-        Operation("swiglu", _all_gates, _swiglu, glu_rows, ("all gates",), (torch.bfloat16,)),
-        Operation("swiglu", glu, _swiglu, glu_rows, dtypes=(torch.bfloat16,)),
+        Operation("hadamard", lambda d: {"x": d.tested(d.rows, 256)}, hadamard_both_ways, rows),
+        Operation("swiglu", _all_gates, swiglu_both_ways, glu_rows, ("all gates",), (torch.bfloat16,)),
+        Operation("swiglu", glu, swiglu_both_ways, glu_rows, dtypes=(torch.bfloat16,)),
     ]
 
 

@@ -9,6 +9,8 @@ bits go to both sides. Every output is compared element by element, as integers:
 and then against pieces computed on the device: ragged ranges of rows or columns, or each expert alone, joined again.
 A token's bits must not depend on which other tokens, or experts, are computed beside it.
 
+    --compiled      the second side runs compiled, by `numerics.compiled`; fewer cases, no pieces
+
 The claim covers codes, scales, outer scales, random words, Hadamard transforms, SwiGLU, exact products, and the
 operations of `numerics.ops` under accumulator="exact". Not promised, hence not compared: FP32 products, which have the
 library's order of summation, and `router_gradient`, whose sum has too. Any NaN equals any NaN, since IEEE 754 leaves
@@ -20,12 +22,13 @@ Exit status: 0 if something was compared and nothing differs, 1 if not, 2 if the
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import json
 import os
 import platform
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,8 +39,10 @@ import tyro
 from torch import Tensor
 
 import numerics as nm
+from numerics import compiled
 
-from .cases import Cut, Draw, Inputs, Operation, Outputs
+from .cases import Cut, Draw, Inputs, Operation, Outputs, Run
+from .cases_compiled import compiled_operations
 from .cases_numerics import block_operations, element_operations, product_operations
 from .cases_seam import seam_operations
 from .device import DeviceAbsent, describe, resolve
@@ -53,14 +58,18 @@ class ValidateConfig:
     """Rows of each input; 384, or 160 with --fast."""
     seeds: tuple[int, ...] = (0, 1)
     """Each draws all inputs anew."""
+    compiled: bool = False
+    """Compile what runs on the device; cases of `cases_compiled`. With cpu, eager is compared with compiled."""
     fast: bool = False
     """Fewer rows, the first seed and, of each operation, the first dtype only."""
     out: Path | None = None
     """JSON file for versions, device, date and the count of every case."""
 
 
-def operations() -> list[Operation]:
+def operations(config: ValidateConfig) -> list[Operation]:
     """Everything that is validated, in the order of the table."""
+    if config.compiled:
+        return compiled_operations()
     return [*element_operations(), *block_operations(), *product_operations(), *seam_operations()]
 
 
@@ -69,15 +78,16 @@ def operations() -> list[Operation]:
 
 @dataclass(frozen=True)
 class Side:
-    """Where a case runs: a device, and the number of CPU threads."""
+    """Where a case runs: a device, the number of CPU threads, and how: as it is, or compiled."""
 
     device: torch.device
     threads: int
+    how: Callable[[Run], Run] = lambda run: run
 
     def run(self, operation: Operation, inputs: Inputs) -> Outputs:
         torch.set_num_threads(self.threads)
         there = {name: _move(x, self.device) for name, x in inputs.items()}
-        return {name: x.cpu() for name, x in operation.run(there).items()}
+        return {name: x.cpu() for name, x in self.how(operation.run)(there).items()}
 
     def run_in_pieces(self, operation: Operation, cut: Cut, inputs: Inputs) -> Outputs:
         pieces = [self.run(operation, piece) for piece in cut.pieces(inputs)]
@@ -93,11 +103,18 @@ class Sides:
     pieces: Side
 
     @staticmethod
-    def of(device: torch.device, threads: int) -> Sides:
+    def of(device: torch.device, threads: int, how: Callable[[Run], Run]) -> Sides:
         """For --device `device`, with torch's usual number of CPU threads."""
         if device.type == "cpu":
-            return Sides(Side(device, 1), Side(device, max(2, threads)), Side(device, 1))
-        return Sides(Side(torch.device("cpu"), threads), Side(device, threads), Side(device, threads))
+            return Sides(Side(device, 1), Side(device, max(2, threads), how), Side(device, 1))
+        return Sides(Side(torch.device("cpu"), threads), Side(device, threads, how), Side(device, threads))
+
+
+@functools.lru_cache(maxsize=1)
+def _compiled(run: Run) -> Run:
+    """`run` compiled, once for all its data; what was compiled before is forgotten, as the compiler bounds its number."""
+    torch._dynamo.reset()
+    return compiled.compile(run)
 
 
 def _move(x: Any, device: torch.device) -> Any:
@@ -196,16 +213,25 @@ def main(argv: list[str]) -> int:
     _check(config)
     try:
         device = resolve(config.device)
+        if config.compiled:
+            _require_compiler(device)
     except DeviceAbsent as error:
         print(f"not run: {error}")
         _record(config, {"status": "not run", "reason": str(error)})
         return 2
     threads = torch.get_num_threads()
     try:
-        rows = list(_table(config, Sides.of(device, threads)))
+        rows = list(_table(config, Sides.of(device, threads, _compiled if config.compiled else lambda run: run)))
     finally:
         torch.set_num_threads(threads)
     return _conclude(config, device, max(2, threads), rows)
+
+
+def _require_compiler(device: torch.device) -> None:
+    """Raises DeviceAbsent where nothing can be compiled for `device`."""
+    compiled.compile(lambda x: x + 1)(torch.ones(2, device=device))
+    if compiled.fallback():
+        raise DeviceAbsent(f"nothing can be compiled for {device}: {compiled.fallback()}")
 
 
 def _check(config: ValidateConfig) -> None:
@@ -222,7 +248,7 @@ def _check(config: ValidateConfig) -> None:
 def _table(config: ValidateConfig, sides: Sides) -> Iterator[Row]:
     """Print the table, a line as soon as it is known, and yield its rows."""
     print(f"{'operation':<30} {'data':<10} {'dtype':<8} {'elements':>9} {'differing':>9}  first difference", flush=True)
-    for operation in operations():
+    for operation in operations(config):
         for dtype in operation.dtypes[:1] if config.fast else operation.dtypes:
             for data in operation.data:
                 row = run_case(operation, data, dtype, config, sides)

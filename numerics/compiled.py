@@ -38,7 +38,7 @@ OPTIONS = {REQUIRED: True, "emulate_precision_casts": True, "eager_numerics.disa
 
 _ABSENT = ("InvalidCxxCompiler", "CppCompileError", "TritonMissing")  # classes that differ in place between releases
 _ABSENT_TEXTS = ("Failed to find C compiler", "Cannot find a working triton installation")
-_noticed: set[str] = set()
+_noticed: list[str] = []
 _PARTITION_OF: Callable[..., Partition] = vars(Partition.of)["__wrapped__"]
 
 
@@ -163,10 +163,7 @@ def _partition(length: int, block: int, groups: tuple[int, ...] | None) -> Parti
         return cast(Partition, torch.compiler.disable(Partition.of)(length, block, groups))
     blocks = -(-length // block)
     position, index = torch.arange(length), torch.arange(blocks)
-    padded = blocks * block != length
-    return Partition(
-        length, blocks, position // block, position if padded else None, torch.zeros_like(index), index, None
-    )
+    return Partition(length, blocks, position // block, None, None, torch.zeros_like(index), index, None)
 
 
 def _absent(error: BaseException | None) -> str | None:
@@ -184,7 +181,12 @@ def _absent(error: BaseException | None) -> str | None:
 def _notice(reason: str) -> None:
     if not _noticed:
         print(f"fourbit: nothing is compiled, same bits, more time: {reason}", file=sys.stderr)
-    _noticed.add(reason)
+    _noticed.append(reason)
+
+
+def fallback() -> str | None:
+    """Why a function of this process that should be compiled runs as it is; None if none does."""
+    return _noticed[0] if _noticed else None
 
 
 @compile

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .cache import cached
 from .philox import GROUP, Random
@@ -24,7 +25,9 @@ class Partition:
 
     Args:
         length: of the axis. blocks: their number. block_of: block index of each position, int64 (length,).
-        slot: position of each value in the padded axis, int64 (length,), or None where nothing is padded.
+        slot: position of each value in the padded axis, int64 (length,), or None where padding, if any, is at the end.
+        source: the way back, int64 (blocks * block,): which value is at each position of the padded axis; `length`
+            at padding. None where `slot` is.
         group_of, index_in_group: group of each block and its index there, int64 (blocks,). groups: their offsets.
     """
 
@@ -32,6 +35,7 @@ class Partition:
     blocks: int
     block_of: Tensor
     slot: Tensor | None
+    source: Tensor | None
     group_of: Tensor
     index_in_group: Tensor
     groups: tuple[int, ...] | None
@@ -50,20 +54,23 @@ class Partition:
         group = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
         inside = torch.arange(length) - offsets[:-1][group]
         slot = first[group] * block + inside
-        padded = total * block != length
-        return Partition(length, total, slot // block, slot if padded else None, group_of, index_in_group, groups)
+        if groups is None or total * block == length:
+            return Partition(length, total, slot // block, None, None, group_of, index_in_group, groups)
+        source = torch.full((total * block,), length).index_copy_(0, slot, torch.arange(length))
+        return Partition(length, total, slot // block, slot, source, group_of, index_in_group, groups)
 
     def split(self, x: Tensor, block: int) -> Tensor:
         """(..., length) -> (..., blocks, block), padding with zeros."""
-        if self.slot is not None:
-            padded = x.new_zeros(*x.shape[:-1], self.blocks * block)
-            x = padded.index_copy_(-1, self.slot.to(x.device), x)
+        if self.source is not None:  # one zero behind the values, taken wherever padding is
+            x = pad(x, (0, 1)).index_select(-1, self.source.to(x.device))
+        elif self.blocks * block != self.length:
+            x = pad(x, (0, self.blocks * block - self.length))
         return x.reshape(*x.shape[:-1], self.blocks, block)
 
     def join(self, x: Tensor) -> Tensor:
         """Inverse of `split`: (..., blocks, block) -> (..., length)."""
         x = x.flatten(-2)
-        return x if self.slot is None else x.index_select(-1, self.slot.to(x.device))
+        return x[..., : self.length].contiguous() if self.slot is None else x.index_select(-1, self.slot.to(x.device))
 
 
 def check_groups(groups: Any, length: int) -> tuple[int, ...] | None:

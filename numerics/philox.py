@@ -105,14 +105,14 @@ class Random:
         Returns:
             int32 in [0, 65536), shape (..., 16), on the device of `group`.
         """
-        expert, line, group = torch.broadcast_tensors(torch.as_tensor(expert, device=group.device), line, group)
+        experts, line, group = torch.broadcast_tensors(torch.as_tensor(expert, device=group.device), line, group)
         parts = chunks(group.numel(), 4, group.device)
         if len(parts) <= 1:
-            return self._fields(expert, line, group, element_bits)
-        flat = [t.reshape(-1) for t in (expert, line, group)]
+            return self._fields(experts, line, group, element_bits)
+        e, m, g = experts.reshape(-1), line.reshape(-1), group.reshape(-1)
         out = torch.empty(group.numel(), GROUP, dtype=torch.int32)
         for part in parts:
-            out[part] = self._fields(*(t[part] for t in flat), element_bits)
+            out[part] = self._fields(e[part], m[part], g[part], element_bits)
         return out.view(*group.shape, GROUP)
 
     def _fields(self, expert: Tensor, line: Tensor, group: Tensor, element_bits: int) -> Tensor:
