@@ -46,15 +46,16 @@ def philox(key: Any, counter: Any, rounds: int = 10) -> Any:
     Raises:
         ValueError: a last dimension that is not 2 (key) or 4 (counter).
     """
-    key_words, _ = _words(key, "key", 2)
-    counter_words, is_numpy = _words(counter, "counter", 4)
+    key_words, _ = as_words(key, "key", 2)
+    counter_words, is_numpy = as_words(counter, "counter", 4)
     key_words = key_words.to(counter_words.device)
     words = philox_words(tuple(key_words.unbind(-1)), tuple(counter_words.unbind(-1)), rounds)
     out = torch.stack(torch.broadcast_tensors(*words), dim=-1)
     return out.numpy() if is_numpy else out
 
 
-def _words(value: Any, name: str, count: int) -> tuple[Tensor, bool]:
+def as_words(value: Any, name: str, count: int) -> tuple[Tensor, bool]:
+    """`value` (..., count) as int64 words in [0, 2^32), and whether it came as numpy. Errors as `philox`."""
     if isinstance(value, (list, tuple)):
         value = torch.tensor(value, dtype=torch.int64)
     tensor, is_numpy = as_tensor(value, name)
