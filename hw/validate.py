@@ -17,6 +17,8 @@ Not promised, hence not compared: FP32 products, which have the library's order 
 whose sum has too. Any NaN equals any NaN, since IEEE 754 leaves sign and payload to the machine. The sign of zero is
 compared.
 
+With --conversions the GPU's own `cvt` instructions are compared instead: see `conversions`.
+
 Exit status: 0 if something was compared and nothing differs, 1 if not, 2 if there is no such device.
 """
 
@@ -32,9 +34,11 @@ import numpy as np
 import torch
 import tyro
 from torch import Tensor
+from tqdm import tqdm
 
 import numerics as nm
 
+from . import conversions
 from .cases import Cut, Draw, Inputs, Operation, Outputs
 from .cases_numerics import block_operations, element_operations, product_operations
 from .cases_seam import seam_operations
@@ -53,7 +57,9 @@ class ValidateConfig:
     seeds: tuple[int, ...] = (0, 1)
     """Each draws all inputs anew."""
     fast: bool = False
-    """Fewer rows, the first seed and, of each operation, the first dtype only."""
+    """Fewer rows, the first seed and, of each operation, the first dtype only; of each conversion, 2^24 inputs."""
+    conversions: bool = False
+    """Instead, compare the GPU's own cvt instructions with the emulator, over all 2^32 inputs."""
     out: Path | None = None
     """JSON file for versions, device, date and the count of every case."""
 
@@ -208,6 +214,8 @@ def main(argv: list[str]) -> int:
         print(f"not run: {error}")
         _record(config, {"status": "not run", "reason": str(error)})
         return 2
+    if config.conversions:
+        return _conversions(config, device)
     threads = torch.get_num_threads()
     try:
         rows = list(_table(config, Sides.of(device, threads)))
@@ -216,11 +224,36 @@ def main(argv: list[str]) -> int:
     return _conclude(config, device, max(2, threads), rows)
 
 
+def _conversions(config: ValidateConfig, device: torch.device) -> int:
+    """The same for --conversions."""
+    absent = "a CPU has no cvt instructions; name a CUDA device" if device.type == "cpu" else triton_absent(device)
+    if absent is not None:
+        print(f"not run: device={config.device!r}: {absent}")
+        _record(config, {"status": "not run", "reason": absent})
+        return 2
+    from triton.runtime.errors import PTXASError
+
+    from . import cvt  # needs triton
+
+    print(f"{'instruction':<55} {'words':>10} {'differing':>10}  first difference", flush=True)
+    limit = conversions.FAST if config.fast else 1 << 32
+    rows = []
+    for row in conversions.run(device, cvt.issue, limit, PTXASError):
+        tqdm.write(str(row))  # beside the bar
+        rows.append(row)
+    line, result = conversions.conclude(rows, describe(device))
+    print(line)
+    _record(config, result)
+    return 0 if result["status"] == "passed" else 1
+
+
 def _check(config: ValidateConfig) -> None:
     if config.rows is not None and not 16 <= config.rows <= 8192:
         raise ValueError(f"rows={config.rows} cannot be used; use 16 to 8192")
     if not config.seeds or min(config.seeds) < 0:
         raise ValueError(f"seeds={config.seeds} cannot be used; name one or more integers from 0")
+    if config.conversions and (config.rows is not None or config.seeds != ValidateConfig.seeds):
+        raise ValueError("rows and seeds draw inputs, and --conversions takes all there are; leave them out")
     require_writable(config.out)
 
 
