@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from numerics import Random
-from numerics.philox import GROUP, as_words
+from numerics.philox import GROUP, as_words, require_broadcast
 
 from .device import require_launch
 
@@ -133,10 +133,11 @@ def philox(key: Any, counter: Any, rounds: int = 10) -> Any:
         int64 words in [0, 2^32), shape (..., 4): torch on the counter's device; numpy if `counter` is.
 
     Raises:
-        ValueError: a last dimension that is not 2 (key) or 4 (counter); a CPU tensor without the interpreter.
+        TypeError, ValueError: as there; ValueError for a CPU tensor without the interpreter.
     """
     key_words, _ = as_words(key, "key", 2)
     counter_words, is_numpy = as_words(counter, "counter", 4)
+    require_broadcast(key_words, counter_words)
     require_launch(_words_kernel, counter_words, "counter")
     lead = torch.broadcast_shapes(key_words.shape[:-1], counter_words.shape[:-1])
     key_words = key_words.to(counter_words.device).expand(*lead, 2).contiguous()

@@ -55,6 +55,8 @@ def outer_of_scope(
                 f"outer of shape {tuple(outer.shape)}, {outer.dtype}: pass float32 with the {len(shape)} axes of x "
                 f"{tuple(shape)}, each 1 or the same, and 1 along axis {axis}"
             )
+        if outer.device != amax.device:
+            raise ValueError(f"outer is on {outer.device}: x is on {amax.device}; move one of them")
         if outer.numel() and not bool((outer >= LEAST_OUTER).all() & torch.isfinite(outer).all()):
             raise ValueError(f"outer reaches down to {float(outer.min())}: use finite scales of at least 2^-128")
         moved = outer.movedim(axis, -1).unsqueeze(-1)
