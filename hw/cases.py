@@ -143,7 +143,8 @@ def narrow(x: ops.Operand, axis: int, start: int, end: int) -> ops.Operand:
 
 @dataclass(frozen=True)
 class Operation:
-    """What is validated: `make` draws inputs on the CPU, `run` turns them into outputs on any device."""
+    """What is validated: `make` draws inputs on the CPU, `run` turns them into outputs on any device. `kernel`: the
+    same by a Triton kernel, which takes the place of `run` on the device under test."""
 
     name: str
     make: Callable[[Draw], Inputs]
@@ -151,6 +152,7 @@ class Operation:
     cut: Cut | None = None
     data: tuple[str, ...] = tuple(DATA)
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
+    kernel: Callable[[Inputs], Outputs] | None = None
 
 
 def parts(name: str, q: ops.Operand) -> Outputs:

@@ -52,7 +52,11 @@ def compiled_operations() -> list[Operation]:
         return {"x": d.tested(d.rows, 250), "bits": d.integers(16, d.rows, 250).to(torch.int32)}
 
     def matrix(d: Draw) -> Inputs:
-        return {"x": d.tested(d.rows, 160), "outer": torch.exp(d.normal(d.rows, 1)), "random": nm.Random((9, 4), (7, 1))}
+        return {
+            "x": d.tested(d.rows, 160),
+            "outer": torch.exp(d.normal(d.rows, 1)),
+            "random": nm.Random((9, 4), (7, 1)),
+        }
 
     def ragged(d: Draw) -> Inputs:
         return {"x": d.tested(d.rows, 250)}

@@ -22,10 +22,21 @@ def _encode(fmt: nm.Format, i: Inputs) -> Outputs:
     return {m.name: nm.encode(i["x"], fmt, m, bits[m]) for m in nm.Rounding}
 
 
+_RANDOM = nm.Random((7, 3), (65, 2))
+
+
 def _philox(i: Inputs) -> Outputs:
-    random, expert, line, group = nm.Random((7, 3), (65, 2)), i["expert"], i["line"], i["group"]
-    fields = {f"fields of {bits} bits": random.fields(expert, line, group, bits) for bits in (4, 8)}
+    places = i["expert"], i["line"], i["group"]
+    fields = {f"fields of {bits} bits": _RANDOM.fields(*places, bits) for bits in (4, 8)}
     return {"words": nm.philox(i["key"], i["counter"])} | fields
+
+
+def _philox_in_triton(i: Inputs) -> Outputs:
+    from . import philox  # needs triton
+
+    places = i["expert"], i["line"], i["group"]
+    fields = {f"fields of {bits} bits": philox.fields(_RANDOM, *places, bits) for bits in (4, 8)}
+    return {"words": philox.philox(i["key"], i["counter"])} | fields
 
 
 def hadamard_both_ways(i: Inputs) -> Outputs:
@@ -61,9 +72,11 @@ def element_operations() -> list[Operation]:
 
     rows, glu_rows = Cut(0, ("x",)), Cut(0, ("gate", "up", "dh"))
     words_cut, bits_cut = Cut(0, ("key", "counter", "expert", "line", "group")), Cut(0, ("x", "bits"))
+    integers = ("integers",), (torch.int64,)
     return [
         *(Operation(f"encode {f.name}", bits, partial(_encode, f), bits_cut) for f in nm.FORMATS.values()),
-        Operation("philox", words, _philox, words_cut, ("integers",), (torch.int64,)),
+        Operation("philox", words, _philox, words_cut, *integers),
+        Operation("philox in Triton", words, _philox, words_cut, *integers, kernel=_philox_in_triton),
         Operation("hadamard", lambda d: {"x": d.tested(d.rows, 256)}, hadamard_both_ways, rows),
         Operation("swiglu", _all_gates, swiglu_both_ways, glu_rows, ("all gates",), (torch.bfloat16,)),
         Operation("swiglu", glu, swiglu_both_ways, glu_rows, dtypes=(torch.bfloat16,)),

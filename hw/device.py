@@ -1,12 +1,20 @@
-"""Devices by name: "cpu", "cuda" or "cuda:1". A named device is used or refused, never replaced by another."""
+"""Devices by name: "cpu", "cuda" or "cuda:1". A named device is used or refused, never replaced by another.
+
+Also where Triton's kernels can run: compiled on a CUDA device, or in its interpreter, which TRITON_INTERPRET=1 chooses
+when triton is imported.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import platform
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 
 class DeviceAbsent(ValueError):
@@ -64,3 +72,26 @@ def _processor() -> str:
     text = table.read_text("utf-8", errors="replace") if table.exists() else ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+INTERPRET = "TRITON_INTERPRET"
+
+
+def triton_absent(device: torch.device) -> str | None:
+    """Why Triton kernels cannot run on `device`, in words that end in the remedy; None: they can. Imports nothing."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed; pip install 'fourbit[hw]' (Linux)"
+    if device.type != "cuda" and os.environ.get(INTERPRET) != "1":
+        return f"triton compiles for GPUs; on a CPU set {INTERPRET}=1, which runs its interpreter"
+    return None
+
+
+def require_launch(kernel: Any, x: Tensor, name: str) -> None:
+    """Raises ValueError unless `kernel`, as triton.jit made it, can run where `x`, the argument `name`, is."""
+    from triton.runtime import JITFunction
+
+    if isinstance(kernel, JITFunction) and x.device.type != "cuda":
+        raise ValueError(
+            f"{name} is on {x.device}: a compiled kernel runs on a CUDA device; move it there, or set {INTERPRET}=1 "
+            "before triton is imported"
+        )

@@ -12,21 +12,21 @@ A token's bits must not depend on which other tokens, or experts, are computed b
     --compiled      the second side runs compiled, by `numerics.compiled`; fewer cases, no pieces
 
 The claim covers codes, scales, outer scales, random words, Hadamard transforms, SwiGLU, exact products, and the
-operations of `numerics.ops` under accumulator="exact". Not promised, hence not compared: FP32 products, which have the
-library's order of summation, and `router_gradient`, whose sum has too. Any NaN equals any NaN, since IEEE 754 leaves
-sign and payload to the machine. The sign of zero is compared.
+operations of `numerics.ops` under accumulator="exact"; and the Triton kernels of this folder, which run on the device
+while the CPU runs the emulation. Where Triton cannot run, their cases are "not run": neither passed nor failed.
+
+Not promised, hence not compared: FP32 products, which have the library's order of summation, and `router_gradient`,
+whose sum has too. Any NaN equals any NaN, since IEEE 754 leaves sign and payload to the machine. The sign of zero is
+compared.
+
+With --conversions the GPU's own `cvt` instructions are compared instead: see `conversions`.
 
 Exit status: 0 if something was compared and nothing differs, 1 if not, 2 if there is no such device.
 """
 
 from __future__ import annotations
 
-import datetime
 import functools
-import hashlib
-import json
-import os
-import platform
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -37,15 +37,18 @@ import numpy as np
 import torch
 import tyro
 from torch import Tensor
+from tqdm import tqdm
 
 import numerics as nm
 from numerics import compiled
 
+from . import conversions
 from .cases import Cut, Draw, Inputs, Operation, Outputs, Run
 from .cases_compiled import compiled_operations
 from .cases_numerics import block_operations, element_operations, product_operations
 from .cases_seam import seam_operations
-from .device import DeviceAbsent, describe, resolve
+from .device import DeviceAbsent, describe, resolve, triton_absent
+from .record import require_writable, write_record
 
 
 @dataclass(frozen=True)
@@ -61,15 +64,15 @@ class ValidateConfig:
     compiled: bool = False
     """Compile what runs on the device; cases of `cases_compiled`. With cpu, eager is compared with compiled."""
     fast: bool = False
-    """Fewer rows, the first seed and, of each operation, the first dtype only."""
+    """Fewer rows, the first seed and, of each operation, the first dtype only; of each conversion, 2^24 inputs."""
+    conversions: bool = False
+    """Instead, compare the GPU's own cvt instructions with the emulator, over all 2^32 inputs."""
     out: Path | None = None
     """JSON file for versions, device, date and the count of every case."""
 
 
-def operations(config: ValidateConfig) -> list[Operation]:
+def operations() -> list[Operation]:
     """Everything that is validated, in the order of the table."""
-    if config.compiled:
-        return compiled_operations()
     return [*element_operations(), *block_operations(), *product_operations(), *seam_operations()]
 
 
@@ -112,7 +115,7 @@ class Sides:
 
 @functools.lru_cache(maxsize=1)
 def _compiled(run: Run) -> Run:
-    """`run` compiled, once for all its data; what was compiled before is forgotten, as the compiler bounds its number."""
+    """`run` compiled, once for all its data. What was compiled before is forgotten: the compiler bounds its number."""
     torch._dynamo.reset()
     return compiled.compile(run)
 
@@ -126,7 +129,8 @@ def _move(x: Any, device: torch.device) -> Any:
 
 @dataclass
 class Row:
-    """A line of the table. `first`: the first difference in words, or why nothing was compared."""
+    """A line of the table. `first`: the first difference in words, or why nothing was compared. `not_run`: what this
+    machine lacks; such a case neither passes nor fails."""
 
     operation: str
     data: str
@@ -134,13 +138,15 @@ class Row:
     elements: int = 0
     differing: int = 0
     first: str | None = None
+    not_run: str | None = None
 
     @property
     def failed(self) -> bool:
-        return self.elements == 0 or self.differing > 0 or self.first is not None
+        return self.not_run is None and (self.elements == 0 or self.differing > 0 or self.first is not None)
 
     def __str__(self) -> str:
         first = "" if self.first is None else f"  {self.first}"
+        first = first if self.not_run is None else f"  not run: {self.not_run}"
         return f"{self.operation:<30} {self.data:<10} {self.dtype:<8} {self.elements:>9} {self.differing:>9}{first}"
 
 
@@ -188,14 +194,20 @@ def run_case(operation: Operation, data: str, dtype: torch.dtype, config: Valida
     """One case, for every seed."""
     row = Row(operation.name, data, str(dtype).removeprefix("torch."))
     rows = config.rows or (160 if config.fast else 384)
+    theirs = operation
+    if operation.kernel is not None:
+        row.not_run = triton_absent(sides.whole.device)
+        theirs = replace(operation, run=operation.kernel)
+    if row.not_run is not None:
+        return row
     for seed in config.seeds[:1] if config.fast else config.seeds:
         rng = np.random.default_rng((seed, zlib.crc32(f"{row.operation}, {row.data}, {row.dtype}".encode())))
         try:
             inputs = operation.make(Draw(rng, data, dtype, rows))
             expected = sides.reference.run(operation, inputs)
-            compare(row, f"seed {seed}", expected, sides.whole.run(operation, inputs), inputs.get("x"))
+            compare(row, f"seed {seed}", expected, sides.whole.run(theirs, inputs), inputs.get("x"))
             if operation.cut is not None:
-                found = sides.pieces.run_in_pieces(operation, operation.cut, inputs)
+                found = sides.pieces.run_in_pieces(theirs, operation.cut, inputs)
                 compare(row, f"seed {seed}, in pieces", expected, found, inputs.get("x"))
         except RuntimeError as error:  # an operation that the device lacks, or no memory: the others still count
             row.first = row.first or f"seed {seed}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -219,6 +231,8 @@ def main(argv: list[str]) -> int:
         print(f"not run: {error}")
         _record(config, {"status": "not run", "reason": str(error)})
         return 2
+    if config.conversions:
+        return _conversions(config, device)
     threads = torch.get_num_threads()
     try:
         rows = list(_table(config, Sides.of(device, threads, _compiled if config.compiled else lambda run: run)))
@@ -234,21 +248,43 @@ def _require_compiler(device: torch.device) -> None:
         raise DeviceAbsent(f"nothing can be compiled for {device}: {compiled.fallback()}")
 
 
+def _conversions(config: ValidateConfig, device: torch.device) -> int:
+    """The same for --conversions."""
+    absent = "a CPU has no cvt instructions; name a CUDA device" if device.type == "cpu" else triton_absent(device)
+    if absent is not None:
+        print(f"not run: device={config.device!r}: {absent}")
+        _record(config, {"status": "not run", "reason": absent})
+        return 2
+    from triton.runtime.errors import PTXASError
+
+    from . import cvt  # needs triton
+
+    print(f"{'instruction':<55} {'words':>10} {'differing':>10}  first difference", flush=True)
+    limit = conversions.FAST if config.fast else 1 << 32
+    rows = []
+    for row in conversions.run(device, cvt.issue, limit, PTXASError):
+        tqdm.write(str(row))  # beside the bar
+        rows.append(row)
+    line, result = conversions.conclude(rows, describe(device))
+    print(line)
+    _record(config, result)
+    return 0 if result["status"] == "passed" else 1
+
+
 def _check(config: ValidateConfig) -> None:
     if config.rows is not None and not 16 <= config.rows <= 8192:
         raise ValueError(f"rows={config.rows} cannot be used; use 16 to 8192")
     if not config.seeds or min(config.seeds) < 0:
         raise ValueError(f"seeds={config.seeds} cannot be used; name one or more integers from 0")
-    if config.out is not None:
-        if config.out.is_dir():
-            raise ValueError(f"out={str(config.out)!r} is a folder; name a file")
-        config.out.parent.mkdir(parents=True, exist_ok=True)
+    if config.conversions and (config.rows is not None or config.seeds != ValidateConfig.seeds):
+        raise ValueError("rows and seeds draw inputs, and --conversions takes all there are; leave them out")
+    require_writable(config.out)
 
 
 def _table(config: ValidateConfig, sides: Sides) -> Iterator[Row]:
     """Print the table, a line as soon as it is known, and yield its rows."""
     print(f"{'operation':<30} {'data':<10} {'dtype':<8} {'elements':>9} {'differing':>9}  first difference", flush=True)
-    for operation in operations(config):
+    for operation in compiled_operations() if config.compiled else operations():
         for dtype in operation.dtypes[:1] if config.fast else operation.dtypes:
             for data in operation.data:
                 row = run_case(operation, data, dtype, config, sides)
@@ -260,43 +296,20 @@ def _conclude(config: ValidateConfig, device: torch.device, threads: int, rows: 
     """Print the summary, write the record, return the exit status."""
     about, failed = describe(device), [row for row in rows if row.failed]
     elements, differing = sum(row.elements for row in rows), sum(row.differing for row in rows)
-    passed = elements > 0 and not failed
+    passed, absent = elements > 0 and not failed, sum(row.not_run is not None for row in rows)
     against = f"1 thread of the CPU against {threads}" if device.type == "cpu" else f"the CPU against {device}"
-    counts = f"{len(rows)} cases, {elements} elements compared"
+    counts = f"{len(rows) - absent} cases, {elements} elements compared"
     found = "none differs" if passed else f"{differing} differ, {len(failed)} cases failed"
-    print(f"{'passed' if passed else 'FAILED'}: {against} ({about['name']}): {counts}, {found}")
+    print(
+        f"{'passed' if passed else 'FAILED'}: {against} ({about['name']}): {counts}, {found}"
+        + f"; {absent} cases not run" * (absent > 0)
+    )
     result = {"status": "passed" if passed else "failed", "device": about, "compared": against}
-    totals = {"elements": elements, "differing": differing, "failed": len(failed)}
+    totals = {"elements": elements, "differing": differing, "failed": len(failed), "not_run": absent}
     _record(config, result | totals | {"cases": [asdict(row) for row in rows]})
     return 0 if passed else 1
 
 
-def _sources() -> str:
-    """Digest of the code that was compared: names and contents of the numerics folder's modules."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(nm.__file__).parent.glob("*.py")):
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
 def _record(config: ValidateConfig, result: dict[str, Any]) -> None:
-    """Write the JSON record, whole or not at all, if one was asked for."""
-    if config.out is None:
-        return
-    reference = describe(torch.device("cpu"))
-    versions = {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
-    versions |= {"sources of numerics, sha256": _sources()}
-    about = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "versions": versions}
     asked = {name: value for name, value in asdict(config).items() if name != "out"}
-    text = _json({"command": "validate", **about, "config": asked, "reference": reference, **result})
-    partial_file = config.out.with_name(config.out.name + ".partial")
-    partial_file.write_text(text + "\n", "utf-8")
-    os.replace(partial_file, config.out)
-
-
-def _json(record: dict[str, Any]) -> str:
-    """JSON with one line per case."""
-    cases = record.get("cases", [])
-    head = json.dumps({name: value for name, value in record.items() if name != "cases"}, indent=1)
-    lines = ",\n  ".join(json.dumps(case) for case in cases)
-    return head if not cases else f'{head[:-2]},\n "cases": [\n  {lines}\n ]\n}}'
+    write_record(config.out, asked, result)

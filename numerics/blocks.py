@@ -10,15 +10,17 @@ tiled format shares a scale among `tile` lines of the other of the last two axes
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .arguments import integer, require_kind, require_row_numbers, require_same_device, require_tensor
 from .codes import chunks, decode_tensor
 from .formats import E2M1, E2M3, E3M2, E4M3, E5M2, E8M0, INT4, S2F6, Format
 from .layout import pack_nibbles
-from .partition import Partition
+from .partition import Partition, check_groups
 from .scales import RULES, Rule
 
 
@@ -41,6 +43,16 @@ class BlockFormat:
     outer: str | None = None
     tile: int = 1
     alternative: Format | None = None
+
+    def __post_init__(self) -> None:
+        optional = (Format, type(None))
+        require_kind(self.element, Format, "element", "pass an element format such as nm.E2M1")
+        require_kind(self.scale, optional, "scale", "pass an element format such as nm.E8M0, or None for float32")
+        require_kind(self.rule, Rule, "rule", "pass a Rule, such as nm.scales.RULES['rceil']")
+        require_kind(self.alternative, optional, "alternative", "pass an element format or None")
+        for name, n in (("block", self.block), ("tile", self.tile)):
+            if integer(n, name, "pass an integer") < 1:
+                raise ValueError(f"{name}={n} of format {self.name}: pass 1 or more")
 
     @property
     def bits_per_value(self) -> float:
@@ -93,6 +105,10 @@ class BlockTensor:
         groups: offsets of expert groups along `axis` (first 0, last the length), or None for one group.
         outer_block: None, or the run of values along `axis` that shares an outer scale: `outer` then has one entry
             per run there.
+
+    Raises:
+        TypeError: a part of another kind or dtype. ValueError: shapes that do not belong together, an axis or groups
+        that do not fit, codes out of the element's range.
     """
 
     codes: Tensor
@@ -103,6 +119,55 @@ class BlockTensor:
     axis: int
     groups: tuple[int, ...] | None = None
     outer_block: int | None = None
+
+    def __post_init__(self) -> None:
+        """Everything is checked here, once: what follows may rely on it."""
+        require_kind(self.fmt, BlockFormat, "fmt", "pass a block format such as nm.NVFP4")
+        require_tensor(self.codes, "codes", (torch.uint8,))
+        ndim, bits = self.codes.ndim, self.fmt.element.bits
+        if not 0 <= integer(self.axis, "axis", "count it from the front") < ndim:
+            raise ValueError(f"axis={self.axis}: codes have shape {tuple(self.shape)}; count axes from the front")
+        check_groups(self.groups, self.shape[self.axis])
+        require_tensor(self.scales, "scales", (torch.float32 if self.fmt.scale is None else torch.uint8,))
+        require_same_device(self.scales, "scales", self.codes, "codes")
+        shape = self._entries(self.fmt.block)
+        if self.fmt.tile > 1:
+            other = partner(self.axis, ndim)
+            shape[other] = -(-shape[other] // self.fmt.tile)
+        if list(self.scales.shape) != shape:
+            raise ValueError(
+                f"scales have shape {tuple(self.scales.shape)}: {self.fmt.name} codes of shape {tuple(self.shape)}, "
+                f"blocks along axis {self.axis} and groups={self.groups}, take scales of shape {tuple(shape)}"
+            )
+        if self.outer is not None:
+            self._check_outer(self.outer)
+        looks = bits < 8 and self.codes.numel() and not torch.compiler.is_compiling()  # a value would end the graph
+        highest = int(self.codes.max()) if looks else 0
+        if highest >= 1 << bits:
+            raise ValueError(f"codes reach up to {highest}: {self.fmt.element.name} has codes 0 to {(1 << bits) - 1}")
+
+    def _entries(self, run: int) -> list[int]:
+        """The shape of the codes with the number of runs of `run` values in the place of the axis."""
+        shape = list(self.shape)
+        shape[self.axis] = Partition.of(shape[self.axis], run, self.groups).blocks
+        return shape
+
+    def _check_outer(self, outer: Tensor) -> None:
+        require_tensor(outer, "outer", (torch.float32,))
+        require_same_device(outer, "outer", self.codes, "codes")
+        if self.outer_block is not None and integer(self.outer_block, "outer_block", "pass an integer or None") < 1:
+            raise ValueError(f"outer_block={self.outer_block}: pass a multiple of the block {self.fmt.block}, or None")
+        shape = list(self.shape) if self.outer_block is None else self._entries(self.outer_block)
+        fits = outer.ndim == len(shape) and all(n in (1, size) for n, size in zip(outer.shape, shape, strict=True))
+        if not fits or (self.outer_block is not None and outer.shape[self.axis] != shape[self.axis]):
+            raise ValueError(
+                f"outer has shape {tuple(outer.shape)}: codes of shape {tuple(self.shape)} take {tuple(shape)}, or 1 "
+                "in the place of any axis" + ("" if self.outer_block is None else f" but {self.axis}")
+            )
+
+    def derived(self, **parts: Any) -> BlockTensor:
+        """Itself with other fields, unchecked: for parts that belong together because of how they were made."""
+        return made(*(parts.get(name, getattr(self, name)) for name in _PARTS))
 
     @property
     def shape(self) -> torch.Size:
@@ -122,7 +187,7 @@ class BlockTensor:
             raise ValueError(f"mT needs two axes; this tensor has shape {tuple(self.shape)}")
         axis = {ndim - 1: ndim - 2, ndim - 2: ndim - 1}.get(self.axis, self.axis)
         outer = None if self.outer is None else self.outer.mT
-        return replace(self, codes=self.codes.mT, scales=self.scales.mT, outer=outer, axis=axis)
+        return self.derived(codes=self.codes.mT, scales=self.scales.mT, outer=outer, axis=axis)
 
     def values(self) -> Tensor:
         """Code value * block scale, without the outer scale: float32, the shape of the tensor.
@@ -182,7 +247,13 @@ class BlockTensor:
         return self._per_value(self.outer, self.outer_block)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Values with the outer scale, shape of the tensor, rounded to FP32 and then to `dtype`."""
+        """Values with the outer scale, shape of the tensor, rounded to FP32 and then to `dtype`.
+
+        Raises: TypeError unless `dtype` is a floating torch dtype.
+        """
+        require_kind(dtype, torch.dtype, "dtype", "pass a torch dtype such as torch.float32")
+        if not dtype.is_floating_point:
+            raise TypeError(f"dtype={dtype} holds no fractions: pass a floating dtype such as torch.float32")
         if self.outer is None or self.outer_block is None:
             return self._times(self.outer).to(dtype)
         return (self._times(None) * self._per_value(self.outer, self.outer_block)).to(dtype)
@@ -193,13 +264,28 @@ class BlockTensor:
 
     def rows(self, index: Tensor) -> BlockTensor:
         """The rows `index` (int64) of axis 0: what a dispatch sends. Neither blocks nor tiles may run along it."""
+        require_tensor(index, "index", (torch.int64, torch.int32))
+        if index.ndim != 1:
+            raise ValueError(f"index has shape {tuple(index.shape)}: pass one axis of row numbers")
+        require_row_numbers(index, "index", self.shape[0])
         if self.axis == 0 or (self.fmt.tile > 1 and partner(self.axis, self.codes.ndim) == 0):
             raise ValueError("rows(index) cuts blocks, which run along axis 0 here; quantize along another axis")
         outer = self.outer
         if outer is not None and outer.shape[0] != 1:
             outer = outer.index_select(0, index)
         codes, scales = self.codes.index_select(0, index), self.scales.index_select(0, index)
-        return replace(self, codes=codes, scales=scales, outer=outer)
+        return self.derived(codes=codes, scales=scales, outer=outer)
+
+
+_PARTS = tuple(field.name for field in fields(BlockTensor))
+
+
+def made(*parts: Any) -> BlockTensor:
+    """A BlockTensor of all its fields in order, unchecked; see `BlockTensor.derived`."""
+    q = object.__new__(BlockTensor)
+    for name, part in zip(_PARTS, parts, strict=True):
+        object.__setattr__(q, name, part)
+    return q
 
 
 def partner(axis: int, ndim: int) -> int:

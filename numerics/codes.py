@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .arguments import FLOATS, require_integers, require_kind, require_same_device, shown
 from .formats import TABLE_BITS, Format
 from .rounding import RANDOM_WIDTHS, Rounding, pattern, round_magnitude, working_dtype
 
 CHUNK = 1 << 16  # elements that stay in a CPU's cache through all steps of an encoding
-FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+ELEMENT_FORMAT = "pass an element format such as nm.E2M1"
 
 
 def as_tensor(x: Any, name: str) -> tuple[Tensor, bool]:
@@ -35,7 +36,7 @@ def as_tensor(x: Any, name: str) -> tuple[Tensor, bool]:
             raise TypeError(f"{name} has numpy dtype {x.dtype}: convert it to float32 first")
         native = x.astype(x.dtype.newbyteorder("="), order="C", copy=not x.flags.writeable)
         return torch.from_numpy(native), True
-    raise TypeError(f"{name} is a {type(x).__name__}: pass a torch tensor or a numpy array")
+    raise TypeError(f"{name} is {shown(x)}: pass a torch tensor or a numpy array")
 
 
 def require_float(x: Tensor, name: str) -> None:
@@ -66,12 +67,14 @@ def encode(
         Codes, shape of `x`, `fmt.code_dtype` (uint8, uint16 or int32), numpy if `x` was.
 
     Raises:
-        TypeError: `x` is not floating point. ValueError: random bits missing, superfluous or of another shape;
-        a NaN under nan="raise"; an unknown `nan` or width.
+        TypeError: `x` is not floating point, `fmt` no format. ValueError: random bits missing, superfluous or of
+        another shape; a NaN under nan="raise"; an unknown `nan` or width.
     """
+    require_kind(fmt, Format, "fmt", ELEMENT_FORMAT)
     tensor, is_numpy = as_tensor(x, "x")
     tensor = tensor.detach()
     require_float(tensor, "x")
+    require_kind(nan, str, "nan", "use 'max' or 'raise'")
     if nan not in ("max", "raise"):
         raise ValueError(f"nan={nan!r}: use 'max' or 'raise'")
     field = _check_random(tensor, rounding, random_bits, random_width)
@@ -149,9 +152,9 @@ def decode(codes: Any, fmt: Format) -> Any:
     Raises:
         TypeError: `codes` are not integers. ValueError: a code out of the format's range.
     """
+    require_kind(fmt, Format, "fmt", ELEMENT_FORMAT)
     tensor, is_numpy = as_tensor(codes, "codes")
-    if tensor.dtype.is_floating_point or tensor.dtype == torch.bool:
-        raise TypeError(f"codes have dtype {tensor.dtype}: pass integer codes of {fmt.name}")
+    require_integers(tensor, "codes", f"pass integer codes of {fmt.name}")
     if tensor.numel() and fmt.bits < 8 * tensor.element_size():
         low, high = torch.aminmax(tensor.to(torch.int64))
         if low < 0 or high >= 1 << fmt.bits:
@@ -189,6 +192,7 @@ def round_to(
 
     Not differentiable. A value of `fmt` beyond the dtype of `x` (65,536 of BF16 in float16) becomes infinite there.
     """
+    require_kind(fmt, Format, "fmt", ELEMENT_FORMAT)
     tensor, is_numpy = as_tensor(x, "x")
     tensor = tensor.detach()
     require_float(tensor, "x")
@@ -207,8 +211,8 @@ def _to_numpy(x: Tensor) -> np.ndarray:
 
 
 def _check_random(x: Tensor, rounding: Rounding, random_bits: Any, width: int) -> Tensor | None:
-    if not isinstance(rounding, Rounding):
-        raise TypeError(f"rounding={rounding!r}: use a member of nm.Rounding")
+    require_kind(rounding, Rounding, "rounding", "use a member of nm.Rounding")
+    require_kind(width, int, "random_width", "use 16 or 32")
     if width not in RANDOM_WIDTHS:
         raise ValueError(f"random_width={width}: use 16 or 32")
     if rounding is not Rounding.STOCHASTIC:
@@ -218,10 +222,10 @@ def _check_random(x: Tensor, rounding: Rounding, random_bits: Any, width: int) -
     if random_bits is None:
         raise ValueError(f"rounding=STOCHASTIC needs random_bits: one integer in [0, 2^{width}) per element")
     field, _ = as_tensor(random_bits, "random_bits")
-    if field.dtype.is_floating_point or field.dtype == torch.bool:
-        raise TypeError(f"random_bits have dtype {field.dtype}: pass integers in [0, 2^{width})")
+    require_integers(field, "random_bits", f"pass integers in [0, 2^{width})")
     if field.shape != x.shape:
-        raise ValueError(f"random_bits has shape {tuple(field.shape)}: x has {tuple(x.shape)}")
+        raise ValueError(f"random_bits has shape {tuple(field.shape)}: x has {tuple(x.shape)}; make them equal")
+    require_same_device(field, "random_bits", x, "x")
     field = field.to(torch.int64)
     if field.numel() and (int(field.min()) < 0 or int(field.max()) >= 1 << width):
         raise ValueError(f"random_bits go beyond {width} bits: pass integers in [0, {1 << width})")

@@ -104,6 +104,7 @@ def _prepare() -> None:
     torch.compiler.substitute_in_graph(_PARTITION_OF)(_partition)
     torch.compiler.substitute_in_graph(philox_words)(_philox_words)
     _register_philox()
+    _keep_tails()
 
 
 def _encode_whole(
@@ -111,6 +112,29 @@ def _encode_whole(
 ) -> Tensor:
     """`codes.encode_tensor` without chunks: the compiler fuses its steps."""
     return codes._encode(x, fmt, rounding, random_bits, random_width)
+
+
+def _keep_tails() -> None:
+    """Keep torch's C++ backend from splitting a loop by a divisor of its index that does not divide its length.
+
+    Seen in torch 2.13: `try_loop_split` replaces such a loop by floor(length / divisor) whole parts and drops the rest,
+    so that the last, short block of every line was never written. Triton's backend has no such step.
+    """
+    from torch._inductor.codegen.cpp import CppScheduling
+    from torch.utils._sympy.functions import FloorDiv
+
+    split = CppScheduling.try_loop_split
+
+    def divides(node: Any) -> bool:
+        (sizes, _), body, _ = node.node.get_default_sizes_body()
+        length = dict(zip(body.iter_vars, sizes, strict=False))  # sums have more variables, and are never split
+        found = [d for expr in body.indexing_exprs.values() if hasattr(expr, "find") for d in expr.find(FloorDiv)]
+        return all(length.get(d.args[0], 0) % d.args[1] == 0 for d in found if d.args[1].is_Integer)
+
+    def checked(self: Any, nodes: Any) -> Any:
+        return split(self, nodes) if all(divides(node) for node in nodes) else nodes
+
+    CppScheduling.try_loop_split = checked  # type: ignore[method-assign]
 
 
 def _register_philox() -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .arguments import integer
 from .cache import cached
 
 TABLE_BITS = 16  # formats up to this width decode by table
@@ -57,6 +58,8 @@ class Format:
             if not good:
                 raise ValueError(f"{field}={getattr(self, field)!r} of format {self.name}: {remedy}")
 
+        for field in ("bits", "exponent_bits", "mantissa_bits", "bias"):
+            integer(getattr(self, field), field, f"format {self.name} needs an integer")
         need(self.kind in ("float", "fixed", "exponent"), "kind", "use 'float', 'fixed' or 'exponent'")
         need(self.specials in ("none", "nan", "ieee"), "specials", "use 'none', 'nan' or 'ieee'")
         need(2 <= self.bits <= 32, "bits", "use 2 to 32")
@@ -141,7 +144,7 @@ class Format:
 
     def value(self, code: int) -> float:
         """Value of one code by the formula of the module docstring; the definition that every decoder follows."""
-        if not 0 <= code < 1 << self.bits:
+        if not 0 <= integer(code, "code", f"use 0 to {(1 << self.bits) - 1}") < 1 << self.bits:
             raise ValueError(f"code={code} is not a code of {self.name}: use 0 to {(1 << self.bits) - 1}")
         if self.kind == "fixed":
             signed = code - (1 << self.bits) if code >> (self.bits - 1) else code

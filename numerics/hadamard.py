@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .arguments import axis_of, integer, require_kind, require_tensor
 from .codes import as_tensor, require_float
 from .philox import philox_words
 
@@ -27,8 +28,11 @@ def hadamard_signs(size: int, key: tuple[int, int]) -> Tensor:
 
     Returns: float32 of +-1, shape (size,), on the CPU. Raises: ValueError for a size that no transform has.
     """
-    if size not in SIZES:
-        raise ValueError(f"size={size}: use one of {', '.join(map(str, SIZES))}")
+    _require_size(size)
+    require_kind(key, (tuple, list), "key", "pass a pair of integers, such as (seed, layer)")
+    if len(key) != 2:
+        raise ValueError(f"key={key}: pass a pair of integers")
+    key = (integer(key[0], "key[0]", "pass integers"), integer(key[1], "key[1]", "pass integers"))
     words = philox_words(key, tuple(torch.zeros(1, dtype=torch.int64) for _ in range(4)))
     bits = torch.stack([word >> shift & 1 for word in words for shift in range(32)])[:size, 0]
     return (1 - 2 * bits).to(torch.float32)
@@ -42,7 +46,8 @@ def hadamard(x: Any, size: int = 32, signs: Tensor | None = None, axis: int = -1
         signs: +-1, shape (size,), the same for every block; None: all +1.
 
     Returns: float32, shape and kind of `x`.
-    Raises: ValueError for another size, an axis it does not divide, signs of another shape.
+    Raises: TypeError for other kinds of arguments (signs are a torch tensor). ValueError for another size, an axis that
+    `x` does not have or that the size does not divide, signs of another shape.
     """
     return _transform(x, size, signs, axis, inverse=False)
 
@@ -55,12 +60,14 @@ def hadamard_inverse(y: Any, size: int = 32, signs: Tensor | None = None, axis: 
 def _transform(x: Any, size: int, signs: Tensor | None, axis: int, inverse: bool) -> Any:
     tensor, is_numpy = as_tensor(x, "x")
     require_float(tensor, "x")
-    if not -tensor.ndim <= axis < tensor.ndim:
-        raise ValueError(f"axis={axis}: x has shape {tuple(tensor.shape)}")
-    if size not in SIZES:
-        raise ValueError(f"size={size}: use one of {', '.join(map(str, SIZES))}")
+    axis = axis_of(axis, tensor.shape)
+    _require_size(size)
     if tensor.shape[axis] % size:
         raise ValueError(f"axis {axis} of x has length {tensor.shape[axis]}: size={size} does not divide it")
+    if signs is not None:
+        require_tensor(signs, "signs")
+        if signs.dtype.is_complex or signs.dtype == torch.bool:
+            raise TypeError(f"signs have dtype {signs.dtype}: pass +1 and -1, as nm.hadamard_signs gives them")
     if signs is not None and tuple(signs.shape) != (size,):
         raise ValueError(f"signs has shape {tuple(signs.shape)}: one sign per element of a block, ({size},)")
     signs = torch.ones(size) if signs is None else signs
@@ -71,6 +78,12 @@ def _transform(x: Any, size: int, signs: Tensor | None, axis: int, inverse: bool
     y = _butterfly(y) * signs if inverse else _butterfly(y * signs)
     y = y.reshape(shape).movedim(-1, axis)
     return y.numpy() if is_numpy else y
+
+
+def _require_size(size: Any) -> None:
+    listed = ", ".join(map(str, SIZES))
+    if integer(size, "size", f"use one of {listed}") not in SIZES:
+        raise ValueError(f"size={size}: use one of {listed}")
 
 
 def _butterfly(x: Tensor) -> Tensor:

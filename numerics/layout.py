@@ -24,6 +24,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .arguments import integer, require_kind, require_tensor
+
 TILE_ROWS, TILE_COLUMNS = 128, 4
 SCALE_DTYPES = (torch.uint8, torch.float8_e4m3fn, torch.float8_e8m0fnu)
 
@@ -33,6 +35,7 @@ def pack_nibbles(codes: Tensor) -> Tensor:
 
     Raises: TypeError for another dtype. ValueError for an odd last axis, or a code above 15.
     """
+    require_tensor(codes, "codes")
     if codes.dtype != torch.uint8:
         raise TypeError(f"codes have dtype {codes.dtype}: pass uint8")
     if codes.ndim == 0 or codes.shape[-1] % 2:
@@ -48,6 +51,7 @@ def unpack_nibbles(packed: Tensor) -> Tensor:
 
     Raises: TypeError for another dtype (a `float4_e2m1fn_x2` tensor can be viewed as uint8). ValueError without axes.
     """
+    require_tensor(packed, "packed")
     if packed.dtype != torch.uint8:
         raise TypeError(f"packed has dtype {packed.dtype}: pass uint8, or packed.view(torch.uint8)")
     if packed.ndim == 0:
@@ -56,7 +60,13 @@ def unpack_nibbles(packed: Tensor) -> Tensor:
 
 
 def padded_scales(rows: int, k: int) -> tuple[int, int]:
-    """Rows and columns of a (rows, k) matrix of scales when it is padded to whole tiles; their product is its bytes."""
+    """Rows and columns of a (rows, k) matrix of scales when it is padded to whole tiles; their product is its bytes.
+
+    Raises: TypeError for no integers, ValueError for negative ones.
+    """
+    for name, n in (("rows", rows), ("k", k)):
+        if integer(n, name, "pass an integer") < 0:
+            raise ValueError(f"{name}={n}: pass 0 or more")
     return -(-rows // TILE_ROWS) * TILE_ROWS, -(-k // TILE_COLUMNS) * TILE_COLUMNS
 
 
@@ -106,6 +116,9 @@ def unswizzle_scales(swizzled: Tensor, shape: Sequence[int], check_padding: bool
         non-zero padding under check_padding (how many bytes, the first index).
     """
     _require_scales(swizzled, "swizzled")
+    remedy = "pass integers (..., rows, k), the scales' shape without padding"
+    require_kind(shape, (tuple, list), "shape", remedy)  # torch.Size is a tuple
+    shape = tuple(integer(n, f"shape[{i}]", remedy) for i, n in enumerate(shape))
     if len(shape) < 2 or min(shape) < 0:
         raise ValueError(f"shape={tuple(shape)}: pass (..., rows, k), the scales' shape without padding")
     *lead, rows, k = shape
@@ -125,6 +138,7 @@ def unswizzle_scales(swizzled: Tensor, shape: Sequence[int], check_padding: bool
 
 
 def _require_scales(scales: Tensor, name: str) -> None:
+    require_tensor(scales, name)
     if scales.dtype not in SCALE_DTYPES:
         raise TypeError(f"{name} has dtype {scales.dtype}: pass uint8, float8_e4m3fn or float8_e8m0fnu")
 

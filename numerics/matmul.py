@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .arguments import broadcasts, require_kind, require_same_device, require_tensor, shown
 from .blocks import BlockTensor
 from .partition import check_groups
 
@@ -43,15 +44,11 @@ def matmul(a: Operand, b: Operand, accumulator: str = "exact", c: Tensor | None 
         float32 (..., M, N), or as said under `groups`.
 
     Raises:
-        ValueError: contraction lengths that differ, blocks along another axis, groups that do not cover theirs, an
-        unknown accumulator.
+        TypeError: operands of another kind. ValueError: dtypes that are not used as they are, contraction lengths that
+        differ, blocks along another axis, groups that do not cover theirs, an unknown accumulator, a `c` that does not
+        fit.
     """
-    if accumulator not in ACCUMULATORS:
-        raise ValueError(f"accumulator={accumulator!r}: use one of {', '.join(ACCUMULATORS)}")
-    if a.shape[-1] != b.shape[-1]:
-        raise ValueError(
-            f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}: their last axes, the contraction, must agree"
-        )
+    _check(a, b, accumulator, c, groups)
     inner_a, outer_a = _operand(a, "a", accumulator)
     inner_b, outer_b = _operand(b, "b", accumulator)
     product = exact_product if accumulator == "exact" else _library_product
@@ -63,7 +60,34 @@ def matmul(a: Operand, b: Operand, accumulator: str = "exact", c: Tensor | None 
         offsets = _offsets(groups, a.shape[-1], None)
         sums = [product(inner_a[:, i:j], inner_b[:, i:j]) for i, j in pairwise(offsets)]
         out = _scaled(torch.stack(sums), outer_a, outer_b)
+    if c is not None and (c.ndim > out.ndim or not broadcasts(c.shape, out.shape)):
+        raise ValueError(f"c has shape {tuple(c.shape)}: the product has {tuple(out.shape)}; make them equal")
     return out if c is None else out + c
+
+
+def _check(a: Any, b: Any, accumulator: Any, c: Any, groups: Any) -> None:
+    """Kinds and shapes of the arguments; `_operand` and `_offsets` check the rest."""
+    for name, x in (("a", a), ("b", b)):
+        require_kind(x, (BlockTensor, Tensor), name, "pass a BlockTensor or a torch tensor")
+        if len(x.shape) < 2:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}: pass a matrix, the contraction along its last axis")
+    require_kind(accumulator, str, "accumulator", f"use one of {', '.join(ACCUMULATORS)}")
+    if accumulator not in ACCUMULATORS:
+        raise ValueError(f"accumulator={accumulator!r}: use one of {', '.join(ACCUMULATORS)}")
+    shapes = f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}"
+    if a.shape[-1] != b.shape[-1]:
+        raise ValueError(f"{shapes}: their last axes, the contraction, must agree")
+    if groups is None and not broadcasts(a.shape[:-2], b.shape[:-2]):
+        raise ValueError(f"{shapes}: their leading axes must broadcast")
+    if groups is not None and (len(a.shape) != 2 or len(b.shape) not in (2, 3)):
+        raise ValueError(f"{shapes}: groups take a (T, K) with b (E, N, K), or a (M, T) with b (N, T)")
+    first, second = (x.codes if isinstance(x, BlockTensor) else x for x in (a, b))
+    require_same_device(second, "b", first, "a")
+    if c is not None:
+        require_tensor(c, "c")
+        if not c.dtype.is_floating_point:
+            raise TypeError(f"c is {shown(c)}: pass float32")
+        require_same_device(c, "c", first, "a")
 
 
 def _library_product(a: Tensor, b: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .codes import as_tensor
+from .arguments import integer, require_same_shape, require_tensor
+from .codes import as_tensor, require_float
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,11 @@ def error(x: Any, x_q: Any) -> Error:
 
     A NaN or Inf on either side, or a reference of zeros only, makes the ratios and the QSNR NaN.
 
-    Raises: ValueError if shapes differ or nothing is there to compare.
+    Raises: TypeError for other kinds and dtypes. ValueError if shapes differ or nothing is there to compare.
     """
     x, x_q = as_tensor(x, "x")[0], as_tensor(x_q, "x_q")[0]
+    require_float(x, "x")
+    require_float(x_q, "x_q")
     if x.shape != x_q.shape or x.numel() == 0:
         raise ValueError(f"x has shape {tuple(x.shape)}, x_q {tuple(x_q.shape)}: they must agree and hold a value")
     reference, value = (t.detach().to(torch.float64).flatten() for t in (x, x_q))
@@ -60,7 +63,11 @@ def error(x: Any, x_q: Any) -> Error:
 
 def crest_factor(x: Tensor, block: int) -> float:
     """Mean over blocks of `block` along the last axis of max |x| / rms(x); all-zero blocks are left out."""
-    if block < 1 or x.shape[-1] % block:
+    require_tensor(x, "x")
+    require_float(x, "x")
+    if x.ndim == 0:
+        raise ValueError("x has no axis: pass a tensor of one axis or more")
+    if integer(block, "block", "pass a number of values") < 1 or x.shape[-1] % block:
         raise ValueError(f"block={block} does not divide the last axis of x, {x.shape[-1]}")
     blocks = x.to(torch.float64).reshape(-1, block)
     rms = blocks.square().mean(-1).sqrt()
@@ -69,6 +76,10 @@ def crest_factor(x: Tensor, block: int) -> float:
 
 
 def cosine(x: Tensor, y: Tensor) -> float:
-    """Cosine of the angle between two tensors of one shape, in float64."""
+    """Cosine of the angle between two tensors of one shape, in float64. TypeError, ValueError: anything else."""
+    for name, t in (("x", x), ("y", y)):
+        require_tensor(t, name)
+        require_float(t, name)
+    require_same_shape({"x": x, "y": y})
     a, b = (t.detach().to(torch.float64).flatten() for t in (x, y))
     return float(a @ b / (a.norm() * b.norm()))

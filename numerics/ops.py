@@ -7,7 +7,8 @@ Shapes: T tokens, K experts per token, R = T K rows sorted by expert then token,
 width. `groups` are the E + 1 offsets of the experts' rows. w13 (E, 2F, D) stacks gate above up; w2 is (E, D, F).
 
 An operand is a BlockTensor or, where a recipe says BF16, a bfloat16 tensor. Every product decodes its operands from
-stored codes. Product sums are FP32 under `accumulator` (see `matmul`), then times the outer scales. "Once" below
+stored codes. Arguments of another kind or dtype are a TypeError, shapes that do not fit a ValueError, everywhere here.
+Product sums are FP32 under `accumulator` (see `matmul`), then times the outer scales. "Once" below
 means one rounding, nearest even.
 """
 
@@ -19,9 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .arguments import require_kind, require_same_shape, require_tensor
 from .blocks import BlockFormat, BlockTensor
-from .hadamard import hadamard, hadamard_inverse
+from .codes import require_float
+from .hadamard import SIZES, hadamard, hadamard_inverse
 from .matmul import matmul
+from .ops_arguments import require_cast, require_experts, require_index, require_operand, require_rows
 from .philox import Random
 from .quantizer import quantize, requantize
 from .rounding import Rounding
@@ -38,6 +42,10 @@ class Cast:
     outer: str | None = None
     rounding: Rounding = Rounding.NEAREST_EVEN
 
+    def __post_init__(self) -> None:
+        require_cast(self.fmt, self.rounding)
+        require_kind(self.outer, (str, int, type(None)), "outer", "use a scope such as 'row', or None")
+
 
 @dataclass(frozen=True)
 class Recast:
@@ -50,6 +58,8 @@ class Recast:
     rounding: Rounding = Rounding.NEAREST_EVEN
 
     def __post_init__(self) -> None:
+        require_cast(self.fmt, self.rounding)
+        require_kind(self.outer, str, "outer", "use 'keep', 'multiply' or 'gradient'")
         if self.outer not in ("keep", "multiply", "gradient"):
             raise ValueError(f"outer={self.outer!r} of a recast: use 'keep', 'multiply' or 'gradient'")
 
@@ -61,6 +71,15 @@ class Wire:
     fmt: BlockFormat | None
     signs: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        require_kind(
+            self.fmt, (BlockFormat, type(None)), "fmt", "pass a block format such as nm.MXS2F6, or None for BF16"
+        )
+        if self.signs is not None:
+            require_tensor(self.signs, "signs")
+            if self.signs.ndim != 1 or len(self.signs) not in SIZES:
+                raise ValueError(f"signs has shape {tuple(self.signs.shape)}: pass (n,), n one of {SIZES}")
+
 
 def quantize_tokens(x: Tensor, cast: Cast, random: Random | None = None, groups: Any = None, axis: int = -1) -> Operand:
     """Quantize rows: the dispatch payload, a weight, or a gradient.
@@ -71,6 +90,9 @@ def quantize_tokens(x: Tensor, cast: Cast, random: Random | None = None, groups:
 
     Returns: BlockTensor, or bfloat16 if `cast.fmt` is None. Codes, scales and outers are equal on every device.
     """
+    require_tensor(x, "x")
+    require_float(x, "x")
+    require_kind(cast, Cast, "cast", "pass a Cast")
     if cast.fmt is None:
         return x.to(torch.bfloat16)
     stochastic = cast.rounding is Rounding.STOCHASTIC
@@ -89,6 +111,9 @@ def gate_up_glu(
 
     Args: x (R, D), w13 (E, 2F, D), both with blocks along D. Returns: h (R, F) and gate_up (R, 2F) bfloat16.
     """
+    require_experts(groups, x=x, w13=w13)
+    if w13.shape[1] % 2:
+        raise ValueError(f"w13 has shape {tuple(w13.shape)}: axis 1 stacks gate above up and must be even")
     gate_up = matmul(x, w13, accumulator, groups=groups).to(torch.bfloat16)  # [R, D] @ [E, D, 2F] -> [R, 2F]
     return quantize_tokens(swiglu(*gate_up.chunk(2, dim=-1)), hidden), gate_up
 
@@ -101,6 +126,8 @@ def down_to_wire(h: Operand, w2: Operand, groups: Any, wire: Wire, accumulator: 
 
     Args: h (R, F), w2 (E, D, F), both with blocks along F. Returns: payload (R, D) with blocks along D.
     """
+    require_experts(groups, h=h, w2=w2)
+    require_kind(wire, Wire, "wire", "pass a Wire")
     y = matmul(h, w2, accumulator, groups=groups)  # [R, F] @ [E, F, D] -> [R, D]
     if wire.signs is not None:
         y = hadamard(y, len(wire.signs), wire.signs)
@@ -119,6 +146,13 @@ def aggregate(payload: Operand, slots: Tensor, weights: Tensor | None, wire: Wir
     Returns:
         out (T, D) bfloat16, and the decoded rows (R, D) float32, still rotated, which the router's gradient needs.
     """
+    require_operand(payload, "payload", 2)
+    require_kind(wire, Wire, "wire", "pass a Wire")
+    require_index(slots, "slots", 2, payload.shape[0])
+    if weights is not None:
+        require_tensor(weights, "weights")
+        require_float(weights, "weights")
+        require_same_shape({"slots": slots, "weights": weights})
     decoded = payload.dequantize() if isinstance(payload, BlockTensor) else payload.to(torch.float32)
     total: Tensor | None = None
     for k in range(slots.shape[1]):
@@ -137,6 +171,13 @@ def router_gradient(g: Tensor, decoded: Tensor, slots: Tensor, wire: Wire) -> Te
 
     Args: g (T, D), the gradient of `aggregate`'s output; decoded (R, D) and slots (T, K) as there.
     """
+    for name, t in (("g", g), ("decoded", decoded)):
+        require_tensor(t, name)
+        require_operand(t, name, 2)
+    require_kind(wire, Wire, "wire", "pass a Wire")
+    require_index(slots, "slots", 2, len(decoded))
+    if g.shape != (len(slots), decoded.shape[1]):
+        raise ValueError(f"g has shape {tuple(g.shape)}: pass one row per token, {(len(slots), decoded.shape[1])}")
     g = g.to(torch.float32)
     if wire.signs is not None:
         g = hadamard(g, len(wire.signs), wire.signs)
@@ -148,11 +189,17 @@ def grad_to_wire(g: Tensor, tokens: Tensor, row_weights: Tensor, cast: Cast, ran
 
     Args: g (T, D); tokens int64 (R,), the token of each row; row_weights float32 (R, 1). Returns: (R, D).
     """
+    require_tensor(g, "g")
+    require_operand(g, "g", 2)
+    require_index(tokens, "tokens", 1, len(g))
+    require_rows(row_weights, "row_weights", len(tokens))
     return quantize_tokens(g.to(torch.float32).index_select(0, tokens) * row_weights, cast, random)
 
 
 def row_scale(q: Operand, recast: Recast) -> Tensor | None:
     """The outer scales (R, 1) that a recast leaves to the gradient's rows, or None."""
+    require_operand(q, "q")
+    require_kind(recast, Recast, "recast", "pass a Recast")
     if isinstance(q, BlockTensor) and recast.fmt is not None and recast.outer == "gradient":
         return q.outer
     return None
@@ -171,6 +218,11 @@ def requantize_transpose(
     Returns:
         Operand of the shape of `q`, blocks along axis -2; bfloat16 if `recast.fmt` is None.
     """
+    require_operand(q, "q")
+    require_kind(recast, Recast, "recast", "pass a Recast")
+    if rows is not None:
+        require_operand(q, "q", 2)
+        require_rows(rows, "rows", q.shape[0])
     random = random if recast.rounding is Rounding.STOCHASTIC else None
     if isinstance(q, BlockTensor) and recast.fmt is not None and rows is None:
         outer = "drop" if recast.outer == "gradient" else recast.outer
@@ -191,6 +243,7 @@ def grad_products(
     Returns:
         dx (R, K) and dw (E, N, K), float32; an expert without rows has dw = 0.
     """
+    require_experts(groups, g=g, g_tokens=g_tokens, w=w, x=x)
     dx = matmul(g, w.mT, accumulator, groups=groups)  # [R, N] @ [E, N, K] -> [R, K]
     dw = matmul(g_tokens.mT, x.mT, accumulator, groups=groups)  # [N, R_e] @ [R_e, K] -> [E, N, K]
     return dx, dw
@@ -198,4 +251,8 @@ def grad_products(
 
 def glu_backward(dh: Tensor, gate_up: Tensor) -> Tensor:
     """Gradient of SwiGLU: bfloat16 (R, 2F) from dh float32 (R, F) and gate_up bfloat16 (R, 2F); see `swiglu`."""
+    require_tensor(dh, "dh", (torch.float32,))
+    require_tensor(gate_up, "gate_up", (torch.bfloat16,))
+    if dh.ndim == 0 or gate_up.shape != (*dh.shape[:-1], 2 * dh.shape[-1]):
+        raise ValueError(f"gate_up has shape {tuple(gate_up.shape)} and dh {tuple(dh.shape)}: pass (R, 2F) and (R, F)")
     return torch.cat(swiglu_backward(dh, *gate_up.chunk(2, dim=-1)), dim=-1)

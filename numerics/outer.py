@@ -55,6 +55,8 @@ def outer_of_scope(
                 f"outer of shape {tuple(outer.shape)}, {outer.dtype}: pass float32 with the {len(shape)} axes of x "
                 f"{tuple(shape)}, each 1 or the same, and 1 along axis {axis}"
             )
+        if outer.device != amax.device:
+            raise ValueError(f"outer is on {outer.device}: x is on {amax.device}; move one of them")
         # compiled code cannot look at values without ending the graph: there the caller answers for them
         if (
             not torch.compiler.is_compiling()
@@ -95,7 +97,7 @@ def outer_of_runs(
         raise ValueError(f"outer={run}: use a multiple of the block {block}, with a rule that sets outer scales")
     per_run = run // block
     runs = Partition.of(partition.length, run, partition.groups)
-    counts = torch.bincount(runs.group_of, minlength=int(partition.group_of.max()) + 1 if partition.blocks else 1)
+    counts = torch.bincount(runs.group_of, minlength=1 if runs.groups is None else len(runs.groups) - 1)
     groups = counts.cumsum(0) - counts
     run_of_block = groups[partition.group_of] + partition.index_in_group // per_run
     slots = run_of_block * per_run + partition.index_in_group % per_run

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .arguments import integer, require_integers, require_kind, shown
 from .cache import cached
 from .philox import GROUP, Random
 
@@ -73,22 +75,31 @@ class Partition:
         return x[..., : self.length].contiguous() if self.slot is None else x.index_select(-1, self.slot.to(x.device))
 
 
-def check_groups(groups: Any, length: int) -> tuple[int, ...] | None:
-    """Group offsets as a tuple of ints, checked against the axis.
+_OFFSETS = "pass integer offsets, first 0, last the length of the axis, such as (0, 128, 256)"
+
+
+def check_groups(groups: Any, length: int, name: str = "groups") -> tuple[int, ...] | None:
+    """Group offsets as a tuple of ints, checked against the axis. `name`: of the argument.
 
     Raises:
+        TypeError: neither integers in a tuple or list, nor an integer tensor or array of one axis.
         ValueError: offsets that do not start at 0, end at `length` and never fall.
     """
     if groups is None:
         return None
-    listed = groups.tolist() if isinstance(groups, Tensor) else list(groups)
-    if any(int(g) != g for g in listed):
-        raise ValueError(f"groups={listed}: offsets are integers")
-    offsets = tuple(int(g) for g in listed)
+    if isinstance(groups, np.ndarray) and groups.dtype.kind in "iu":
+        groups = torch.from_numpy(groups.astype(np.int64))
+    if isinstance(groups, Tensor):
+        require_integers(groups, name, _OFFSETS)
+        if groups.ndim != 1:
+            raise ValueError(f"{name} is {shown(groups)}: {_OFFSETS}")
+        groups = groups.tolist()
+    require_kind(groups, (tuple, list, range), name, _OFFSETS)
+    offsets = tuple(integer(g, f"{name}[{i}]", _OFFSETS) for i, g in enumerate(groups))
     fits = len(offsets) >= 2 and offsets[0] == 0 and offsets[-1] == length
     if not fits or any(later < earlier for earlier, later in pairwise(offsets)):
         raise ValueError(
-            f"groups={list(offsets)}: offsets must start at 0, never fall, and end at the axis length {length}"
+            f"{name}={list(offsets)}: offsets must start at 0, never fall, and end at the axis length {length}"
         )
     return offsets
 
@@ -115,7 +126,9 @@ def random_fields(
     group = (partition.index_in_group[:, None] * per_block + torch.arange(per_block)).flatten().to(device)
     line = torch.arange(math.prod(lines), device=device).view(*lines, 1)
     if random.rows is not None and not grouped:
-        by_row = Partition.of(lines[0], 1, check_groups(random.rows, lines[0]))  # blocks of one row
+        if len(shape) != 2:
+            raise ValueError(f"random.rows={random.rows} with x of shape {tuple(shape)}: rows need two axes; use None")
+        by_row = Partition.of(lines[0], 1, check_groups(random.rows, lines[0], "random.rows"))  # blocks of one row
         expert, line = (t.to(device)[:, None] for t in (by_row.group_of, by_row.index_in_group))
         lead = lines
     elif experts is None:

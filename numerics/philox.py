@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .arguments import broadcasts, integer, require_integers, require_kind, require_tensor, shown
 from .codes import as_tensor, chunks
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -44,23 +45,49 @@ def philox(key: Any, counter: Any, rounds: int = 10) -> Any:
         int64 words in [0, 2^32), shape (..., 4): torch on the counter's device; numpy if `counter` is.
 
     Raises:
-        ValueError: a last dimension that is not 2 (key) or 4 (counter).
+        TypeError: words that are no integers. ValueError: a last dimension that is not 2 (key) or 4 (counter); leading
+        shapes that do not broadcast; lists of unequal lengths.
     """
-    key_words, _ = _words(key, "key", 2)
-    counter_words, is_numpy = _words(counter, "counter", 4)
+    key_words, _ = as_words(key, "key", 2)
+    counter_words, is_numpy = as_words(counter, "counter", 4)
+    require_broadcast(key_words, counter_words)
+    if integer(rounds, "rounds", "pass a number of rounds, 10 as a rule") < 0:
+        raise ValueError(f"rounds={rounds}: use 0 or more, 10 as a rule")
     key_words = key_words.to(counter_words.device)
     words = philox_words(tuple(key_words.unbind(-1)), tuple(counter_words.unbind(-1)), rounds)
     out = torch.stack(torch.broadcast_tensors(*words), dim=-1)
     return out.numpy() if is_numpy else out
 
 
-def _words(value: Any, name: str, count: int) -> tuple[Tensor, bool]:
+def as_words(value: Any, name: str, count: int) -> tuple[Tensor, bool]:
+    """`value` (..., count) as int64 words in [0, 2^32), and whether it came as numpy. Errors as `philox`."""
     if isinstance(value, (list, tuple)):
+        _require_nested(value, name)
         value = torch.tensor(value, dtype=torch.int64)
     tensor, is_numpy = as_tensor(value, name)
+    require_integers(tensor, name, "pass integers in [0, 2^32)")
     if tensor.ndim == 0 or tensor.shape[-1] != count:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}: its last dimension must hold {count} words")
     return tensor.to(torch.int64) & _MASK, is_numpy
+
+
+def require_broadcast(key: Tensor, counter: Tensor) -> None:
+    """Raises ValueError unless the leading shapes of key (..., 2) and counter (..., 4) broadcast."""
+    if not broadcasts(key.shape[:-1], counter.shape[:-1]):
+        raise ValueError(
+            f"key has shape {tuple(key.shape)} and counter {tuple(counter.shape)}: their leading shapes must broadcast"
+        )
+
+
+def _require_nested(value: Any, name: str) -> tuple[int, ...]:
+    """The shape of nested sequences of ints. Raises TypeError for other contents, ValueError for unequal lengths."""
+    if not isinstance(value, (list, tuple)):
+        integer(value, f"a word of {name}", "pass integers in [0, 2^32)")
+        return ()
+    shapes = {_require_nested(part, name) for part in value}
+    if len(shapes) > 1:
+        raise ValueError(f"{name} is {shown(value)}: its parts have unequal shapes {sorted(shapes)}")
+    return (len(value), *(shapes.pop() if shapes else ()))
 
 
 def philox_words(key: Sequence[Any], counter: Sequence[Any], rounds: int = 10) -> tuple[Tensor, ...]:
@@ -95,6 +122,18 @@ class Random:
     counter: tuple[int, int] = (0, 0)
     rows: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        for name, pair in (("key", self.key), ("counter", self.counter)):
+            require_kind(pair, (tuple, list), name, "pass a pair of integers, such as (seed, step)")
+            if len(pair) != 2:
+                raise ValueError(f"{name}={pair}: pass a pair of integers")
+            for word in pair:
+                integer(word, f"a word of {name}", "pass a pair of integers")
+        if self.rows is not None:
+            require_kind(
+                self.rows, (tuple, list), "rows", "pass offsets of the experts' rows, such as (0, 128), or None"
+            )
+
     def fields(self, expert: Tensor | int, line: Tensor, group: Tensor, element_bits: int) -> Tensor:
         """One 16-bit field per element of every group.
 
@@ -104,7 +143,15 @@ class Random:
 
         Returns:
             int32 in [0, 65536), shape (..., 16), on the device of `group`.
+
+        Raises:
+            TypeError: anything else than these tensors and integers.
         """
+        integer(element_bits, "element_bits", "pass the width of a code, such as 4")
+        require_tensor(group, "group", (torch.int64,))
+        require_tensor(line, "line", (torch.int64,))
+        if not isinstance(expert, Tensor):
+            integer(expert, "expert", "pass an integer or an int64 tensor")
         experts, line, group = torch.broadcast_tensors(torch.as_tensor(expert, device=group.device), line, group)
         parts = chunks(group.numel(), 4, group.device)
         if len(parts) <= 1:

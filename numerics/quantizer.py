@@ -9,13 +9,14 @@ rows, empty groups, all-zero blocks and tensors are ordinary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .blocks import BlockFormat, BlockTensor, partner
+from .arguments import axis_of, require_kind
+from .blocks import BlockFormat, BlockTensor, made, partner
 from .codes import as_tensor, chunks, require_float, step_by_step
 from .outer import outer_of_runs, outer_of_scope, round_outer
 from .partition import Partition, check_groups, random_fields
@@ -77,7 +78,7 @@ def quantize(
         outer: scope of the FP32 outer scale: None, "tensor", "row" (one per index of the other axes: one per token),
             "leading" (one per index of axis 0: one per expert), an int, a multiple of the block (one per so many values
             along `axis`), a float32 tensor that broadcasts to `x`, or "format": the format's own ("tensor" for
-            NVFP4, None for MX).
+            NVFP4, None for MX). A tiled format takes "tensor", "leading", or a tensor with 1 on the last two axes.
         outer_rounding: None, or "pow2": outer rounded up to a power of two.
         groups: offsets of expert groups along `axis`, non-decreasing, first 0, last the length; blocks never
             straddle them.
@@ -89,8 +90,8 @@ def quantize(
         BlockTensor of torch tensors on the device of `x`.
 
     Raises:
-        TypeError: `x` is not floating point. ValueError: axis, groups, outer, rule or random words that do not fit;
-        non-finite values under check_finite.
+        TypeError: `x` is not floating point; another kind of argument. ValueError: axis, groups, outer, rule or random
+        words that do not fit; non-finite values under check_finite.
     """
     tensor, axis, offsets = _checked(x, fmt, axis, groups, rounding, random, check_finite)
     chosen = fmt.rule if rule is None else _rule(rule, fmt)
@@ -114,9 +115,7 @@ def quantize(
         bits = folding.gather(bits)
     scales, codes = _apply(chosen, Block(blocks, amax, factor, s_enc, fmt.element, rounding, bits), finite, fmt)
     run = scope if isinstance(scope, int) else None
-    return BlockTensor(
-        folding.unfold(codes), folding.scales(scales), kept, fmt, chosen.name, axis, offsets, outer_block=run
-    )
+    return made(folding.unfold(codes), folding.scales(scales), kept, fmt, chosen.name, axis, offsets, run)
 
 
 def _apply(rule: Rule, block: Block, finite: Tensor, fmt: BlockFormat) -> tuple[Tensor, Tensor]:
@@ -150,14 +149,17 @@ def _outer_scales(
     how: str | None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """(outer of each block, its encode scale, the outer as it is kept), see `outer`."""
+    require_kind(how, (str, type(None)), "outer_rounding", "use None or 'pow2'")
+    kinds = (str, int, Tensor, type(None))
+    require_kind(
+        scope, kinds, "outer", "use None, 'tensor', 'row', 'leading', a multiple of the block or a torch tensor"
+    )
     if how not in (None, "pow2"):
         raise ValueError(f"outer_rounding={how!r}: use None or 'pow2'")
     if scope is None:
         return None, None, None
-    if folding.lines is not None and not (isinstance(scope, str) and scope in ("tensor", "leading")):
-        raise ValueError(
-            f"outer={scope!r}: a tile has one scale for lines with different ones; use 'tensor' or 'leading'"
-        )
+    if folding.lines is not None:
+        _require_tile_scope(scope, x)
     if isinstance(scope, int):
         outer, s_enc, run_of_block = outer_of_runs(amax, scope, folding.blocks, folding.fmt.block, outer_max)
     else:
@@ -171,8 +173,20 @@ def _outer_scales(
     return outer, s_enc, kept
 
 
+def _require_tile_scope(scope: str | int | Tensor, x: Tensor) -> None:
+    """Raises ValueError where lines of one tile would have different outer scales."""
+    matrix = x.ndim == 2  # its leading axis is one that tiles reach along
+    remedy = f"use 'tensor', {'' if matrix else repr('leading') + ', '}or a tensor with 1 on the last two axes"
+    if isinstance(scope, Tensor):
+        if scope.ndim < 2 or tuple(scope.shape[-2:]) != (1, 1):
+            raise ValueError(f"outer of shape {tuple(scope.shape)}: a tile has one scale; {remedy}")
+    elif scope not in ("tensor", "leading") or (matrix and scope == "leading"):
+        raise ValueError(f"outer={scope!r}: a tile has one scale for lines with different ones; {remedy}")
+
+
 def dequantize(q: BlockTensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """`q.dequantize(dtype)`."""
+    """`q.dequantize(dtype)`. Raises: TypeError if `q` is no BlockTensor."""
+    require_kind(q, BlockTensor, "q", "pass what nm.quantize returns")
     return q.dequantize(dtype)
 
 
@@ -194,9 +208,12 @@ def requantize(
         axis, groups, rounding, random: as in `quantize`.
 
     Raises:
-        ValueError: an unknown `outer`; "keep" with an outer scale that varies along `axis`; as `quantize`.
+        TypeError: `q` is no BlockTensor; as `quantize`. ValueError: an unknown `outer`; "keep" with an outer scale that
+        varies along `axis`; as `quantize`.
     """
-    axis = _axis(q.codes, axis)
+    require_kind(q, BlockTensor, "q", "pass what nm.quantize returns; plain tensors go to nm.quantize")
+    require_kind(outer, str, "outer", "use 'keep', 'multiply' or 'drop'")
+    axis = axis_of(axis, q.shape, "q")
     if outer not in ("keep", "multiply", "drop"):
         raise ValueError(f"outer={outer!r}: use 'keep', 'multiply' or 'drop'")
     if outer == "keep" and q.outer is not None and (q.outer.shape[axis] != 1 or q.outer_block is not None):
@@ -206,20 +223,19 @@ def requantize(
         )
     values = q.dequantize() if outer == "multiply" else q.values()
     new = quantize(values, fmt, axis, outer=None, groups=groups, rounding=rounding, random=random)
-    return replace(new, outer=q.outer) if outer == "keep" else new
+    return new.derived(outer=q.outer) if outer == "keep" else new
 
 
 def _checked(
     x: Any, fmt: BlockFormat, axis: int, groups: Any, rounding: Rounding, random: Random | None, check_finite: bool
 ) -> tuple[Tensor, int, tuple[int, ...] | None]:
     """`x` in float32, its axis from the front, and the group offsets, checked."""
-    if not isinstance(fmt, BlockFormat):
-        raise TypeError(f"fmt={fmt!r}: use a block format such as nm.NVFP4")
-    if not isinstance(rounding, Rounding):
-        raise TypeError(f"rounding={rounding!r}: use a member of nm.Rounding")
+    require_kind(fmt, BlockFormat, "fmt", "pass a block format such as nm.NVFP4")
+    require_kind(rounding, Rounding, "rounding", "use a member of nm.Rounding")
+    require_kind(random, (Random, type(None)), "random", "pass nm.Random(key, counter)")
     tensor, _ = as_tensor(x, "x")
     require_float(tensor, "x")
-    tensor, axis = tensor.detach(), _axis(tensor, axis)
+    tensor, axis = tensor.detach(), axis_of(axis, tensor.shape)
     if (rounding is Rounding.STOCHASTIC) != (random is not None):
         raise ValueError(
             f"rounding={rounding} with random={random}: STOCHASTIC needs random=nm.Random(...), others None"
@@ -230,15 +246,8 @@ def _checked(
     return tensor, axis, check_groups(groups, tensor.shape[axis])
 
 
-def _axis(x: Tensor, axis: int) -> int:
-    if x.ndim == 0:
-        raise ValueError("x has no axis: pass a tensor of one axis or more")
-    if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"axis={axis}: the tensor has shape {tuple(x.shape)}; use {-x.ndim} to {x.ndim - 1}")
-    return axis % x.ndim
-
-
 def _rule(rule: str | Rule, fmt: BlockFormat) -> Rule:
+    require_kind(rule, (Rule, str), "rule", f"use one of {', '.join(RULES)}, or a Rule")
     if isinstance(rule, Rule):
         return rule
     if rule not in RULES:

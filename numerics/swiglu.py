@@ -14,7 +14,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .arguments import require_same_shape, require_tensor
 from .cache import cached
+
+_BF16 = (torch.bfloat16,)
 
 
 @cached(maxsize=8)
@@ -53,17 +56,28 @@ def _look_up(table: Tensor, x: Tensor) -> Tensor:
 
 
 def silu(x: Tensor) -> Tensor:
-    """silu of a BF16 tensor, correctly rounded to BF16, any shape."""
+    """silu of a BF16 tensor, correctly rounded to BF16, any shape. TypeError: another kind or dtype."""
+    require_tensor(x, "x", _BF16)
     return _look_up(silu_tables(str(x.device))[0], x)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """h = bf16(silu(gate) * up) of BF16 tensors of one shape; BF16."""
+    """h = bf16(silu(gate) * up) of BF16 tensors of one shape; BF16. TypeError, ValueError: anything else."""
+    require_tensor(gate, "gate", _BF16)
+    require_tensor(up, "up", _BF16)
+    require_same_shape({"gate": gate, "up": up})
     return (silu(gate).to(torch.float32) * up.to(torch.float32)).to(torch.bfloat16)
 
 
 def swiglu_backward(dh: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """(d_gate, d_up), BF16, from FP32 `dh` and the saved BF16 `gate` and `up`, all of one shape."""
+    """(d_gate, d_up), BF16, from FP32 `dh` and the saved BF16 `gate` and `up`, all of one shape.
+
+    Raises: TypeError for other kinds and dtypes, ValueError for shapes that differ.
+    """
+    require_tensor(gate, "gate", _BF16)
+    require_tensor(up, "up", _BF16)
+    require_tensor(dh, "dh", (torch.float32,))
+    require_same_shape({"gate": gate, "up": up, "dh": dh})
     slope = _look_up(silu_tables(str(gate.device))[1], gate)
     d_gate = (dh * up.to(torch.float32)) * slope
     return d_gate.to(torch.bfloat16), (dh * silu(gate).to(torch.float32)).to(torch.bfloat16)

@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType
 
+from .arguments import require_kind, require_tensor
 from .blocks import BlockFormat, BlockTensor
 from .formats import E2M1, E4M3, E5M2, E8M0, UE4M3, Format
 from .layout import unpack_nibbles
@@ -118,12 +119,14 @@ def as_torch(
         swizzle: of one-byte scales; NO_SWIZZLE leaves them (..., rows, k), for a reader other than NVIDIA's products.
 
     Raises:
-        ValueError: elements, scales or axes that torch does not take; an odd K, or an odd group, in E2M1; an outer
-        scale that torch has no place for; groups that do not fit.
+        TypeError: arguments of another kind. ValueError: elements, scales or axes that torch does not take; an odd K or
+        an odd group, in E2M1; an outer scale that torch has no place for; groups that do not fit.
     """
+    require_kind(q, BlockTensor, "q", "pass what nm.quantize returns")
+    require_kind(swizzle, SwizzleType, "swizzle", "use a member of torch.nn.functional.SwizzleType")
     product = _product(q.fmt)
     _require_operand(q)
-    rows = check_groups(row_groups, q.shape[-2])
+    rows = check_groups(row_groups, q.shape[-2], "row_groups")
     if rows is not None and (q.codes.ndim != 2 or q.groups is not None or q.fmt.scale is None):
         raise ValueError(
             f"row_groups={list(rows)} with {q.fmt.name}, shape {tuple(q.shape)} and groups={q.groups}: they cut a "
@@ -154,8 +157,10 @@ def from_torch(operand: TorchOperand, fmt: BlockFormat, rule: str = "unknown") -
         rule: how they were made, a label for `BlockTensor.rule`.
 
     Raises:
-        ValueError: dtypes or sizes that do not belong to `fmt`.
+        TypeError: arguments of another kind. ValueError: dtypes or sizes that do not belong to `fmt`.
     """
+    require_kind(fmt, BlockFormat, "fmt", "pass a block format such as nm.NVFP4")
+    _require_torch_operand(operand)
     product, data = _product(fmt), operand.data
     found = Product(data.dtype, operand.scales[0].dtype, operand.recipes[0])
     if found != product:
@@ -164,7 +169,10 @@ def from_torch(operand: TorchOperand, fmt: BlockFormat, rule: str = "unknown") -
         raise ValueError(f"operand.data has shape {tuple(data.shape)}: pass (rows, K) or (E, rows, K)")
     codes = data.view(torch.uint8)
     codes = unpack_nibbles(codes) if fmt.element == E2M1 else codes
-    groups, rows = check_groups(operand.groups, codes.shape[-1]), check_groups(operand.row_groups, codes.shape[-2])
+    groups, rows = (
+        check_groups(operand.groups, codes.shape[-1]),
+        check_groups(operand.row_groups, codes.shape[-2], "row_groups"),
+    )
     columns = _scale_columns(codes.shape[-1], fmt.block, groups)
     scales, shape = operand.scales[0], (*codes.shape[:-1], columns[-1])
     if fmt.scale is None and fmt.tile > 1:
@@ -178,6 +186,20 @@ def from_torch(operand: TorchOperand, fmt: BlockFormat, rule: str = "unknown") -
         scales = scales if fmt.tile == 1 else merge_tiles(scales, fmt.tile)
     outer = _outer_as_factor(operand) if len(operand.scales) > 1 else operand.outer
     return BlockTensor(codes, scales, outer, fmt, rule, codes.ndim - 1, groups)
+
+
+def _require_torch_operand(operand: Any) -> None:
+    require_kind(operand, TorchOperand, "operand", "pass a TorchOperand")
+    require_tensor(operand.data, "operand.data")
+    for name in ("scales", "recipes", "swizzles"):
+        parts = getattr(operand, name)
+        require_kind(parts, (list, tuple), f"operand.{name}", "pass a list, the block scales' entry first")
+        if len(parts) not in (1, 2):
+            raise ValueError(f"operand.{name} has {len(parts)} entries: pass one, or two with an outer scale")
+    for place, scale in enumerate(operand.scales):
+        require_tensor(scale, f"operand.scales[{place}]")
+    if operand.outer is not None:
+        require_tensor(operand.outer, "operand.outer", (torch.float32,))
 
 
 def _product(fmt: BlockFormat) -> Product:

@@ -10,7 +10,7 @@ quantized values. Shapes as in `numerics.ops`: T tokens, K experts per token, R 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from types import ModuleType
 from typing import Any
@@ -182,7 +182,7 @@ def _save(ctx: Any, operands: list[Any], tensors: list[Tensor]) -> list[BlockTen
         if isinstance(q, BlockTensor):
             parts = [q.codes, q.scales] if q.outer is None else [q.codes, q.scales, q.outer]
             empty = q.codes.new_empty(0)
-            described.append((len(parts), replace(q, codes=empty, scales=empty, outer=None)))
+            described.append((len(parts), q.derived(codes=empty, scales=empty, outer=None)))
         else:
             parts = [q]
             described.append((1, None))
@@ -200,5 +200,5 @@ def _restore(ctx: Any) -> tuple[list[Any], list[Tensor]]:
             operands.append(parts[0])
         else:
             outer = parts[2] if count == 3 else None
-            operands.append(replace(description, codes=parts[0], scales=parts[1], outer=outer))
+            operands.append(description.derived(codes=parts[0], scales=parts[1], outer=outer))
     return operands, saved

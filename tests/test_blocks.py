@@ -80,6 +80,31 @@ def test_tiles_refuse_an_outer_scale_per_row():
         nm.quantize(torch.randn(32, 32), nm.NVFP4_2D, outer="row")
 
 
+@pytest.mark.parametrize("fmt", [nm.NVFP4_2D, nm.FP8_128X128], ids=lambda f: f.name)
+@pytest.mark.parametrize(("shape", "scope"), [((40, 70), "tensor"), ((3, 40, 70), "tensor"), ((3, 40, 70), "leading")])
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_tiles_take_a_given_outer_scale(fmt: nm.BlockFormat, shape: tuple[int, ...], scope: str, axis: int):
+    """One per tensor or per leading index gives what the scope of that name gives: powers of two, whose reciprocals
+    are exact, so that the two ways to the encode scale meet."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(21)) * torch.linspace(1, 900, shape[0]).view(
+        -1, *[1] * (len(shape) - 1)
+    )
+    named = nm.quantize(x, nm.NVFP4_2D, axis, outer=scope, outer_rounding="pow2")
+    assert named.outer is not None and tuple(named.outer.shape[-2:]) == (1, 1)
+    given = nm.quantize(x, fmt, axis, outer=named.outer)
+    expected = named if fmt is nm.NVFP4_2D else nm.quantize(x / named.outer, fmt, axis)
+    assert torch.equal(given.codes, expected.codes) and torch.equal(given.scales, expected.scales)
+    assert given.outer is not None and torch.equal(given.outer, named.outer)
+    assert torch.equal(given.dequantize(), expected.values() * named.outer)
+    assert torch.equal(nm.quantize(x.mT, fmt, -3 - axis, outer=named.outer).codes, given.codes.mT)
+
+
+def test_a_matrix_of_tiles_has_no_leading_scope():
+    """Its leading axis is one that tiles reach along: a scale per index would differ within a tile."""
+    with pytest.raises(ValueError, match=r"outer='leading': a tile has one scale .*; use 'tensor', or a tensor with 1"):
+        nm.quantize(torch.randn(40, 40), nm.NVFP4_2D, outer="leading")
+
+
 @pytest.mark.parametrize("groups", [None, [0, 100, 100, 300]])
 def test_outer_scale_per_run(groups: list[int] | None):
     """Each run of 128, within its group, equals the run quantized alone with its own outer scale."""

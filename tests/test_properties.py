@@ -114,7 +114,8 @@ def cases(
     chosen = rule or draw(st.sampled_from(rules(fmt)))
     scopes: list[str | int | None] = [None]
     if nm.scales.RULES[chosen].scale_max is not None:
-        scopes += ["tensor"] + (["leading"] if axis else []) + (["row", 2 * fmt.block] if fmt.tile == 1 else [])
+        scopes += ["tensor"] + (["leading"] if axis and (fmt.tile == 1 or ndim == 3) else [])
+        scopes += ["row", 2 * fmt.block] if fmt.tile == 1 else []
     outer = draw(st.sampled_from([s for s in scopes if outers is None or s in outers]))
     center = draw(st.integers(-148, 127)) if extreme else 0
     x = numbers(shape, draw(st.integers(0, 1 << 30)), draw(st.sampled_from([0, 2, 12])), bits, center)

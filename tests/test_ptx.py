@@ -216,7 +216,7 @@ def test_input_is_left_alone():
 def test_errors():
     x, word = torch.ones(3), torch.zeros(3, dtype=torch.int64)
     for wrong in (x.double(), x.half(), x.to(torch.bfloat16), word, [1.0, 1.0, 1.0], 1.0):
-        with pytest.raises(TypeError, match=r"^a (has dtype|is a)"):
+        with pytest.raises(TypeError, match=r"^a (has dtype|is )"):
             ptx.cvt_rn_satfinite_e4m3x2_f32(wrong, x)
     with pytest.raises(TypeError, match=r"b has dtype torch.float64.*cvt.rn.satfinite.e4m3x2.f32 takes float32"):
         ptx.cvt_rn_satfinite_e4m3x2_f32(x, x.double())

@@ -197,6 +197,38 @@ def test_an_operation_that_the_device_lacks_fails_alone(
     assert lines[3].endswith("0 differ, 1 cases failed")
 
 
+def test_a_kernel_takes_the_place_of_the_emulation_on_the_second_side(
+    only: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only("philox", "integers")
+    (operation,) = validate.operations()
+    wrong = replace(operation, kernel=lambda i: operation.run(i) | {"words": i["counter"]})
+    monkeypatch.setattr(validate, "operations", lambda: [wrong])
+    monkeypatch.setattr(validate, "triton_absent", lambda device: None)
+    assert validate.main(FAST) == 1
+    assert "seed 0: words[0, 0] is 0x" in capsys.readouterr().out
+
+
+def test_without_triton_its_kernels_are_not_run_and_do_not_pass(
+    only: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Alone, nothing was compared: no pass. Beside another case, that one passes and this one is counted as not run."""
+    (other,) = (o for o in validate.operations() if o.name == "philox")
+    only("philox in Triton", "integers")
+    kernels = validate.operations()
+    monkeypatch.setattr(validate, "triton_absent", lambda device: "triton is not installed")
+    assert validate.main(FAST) == 1
+    assert "passed" not in capsys.readouterr().out
+    monkeypatch.setattr(validate, "operations", lambda: [*kernels, other])
+    assert validate.main([*FAST, "--out", str(tmp_path / "record.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].endswith("  not run: triton is not installed")
+    assert lines[-1].startswith("passed: ") and ": 1 cases, " in lines[-1]
+    assert lines[-1].endswith("none differs; 1 cases not run")
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["not_run"] == 1 and record["cases"][0]["not_run"] and record["cases"][0]["elements"] == 0
+
+
 @pytest.mark.parametrize("names", [[], ["empty"], ["empty", "full"]])
 def test_comparing_nothing_is_not_passing(
     names: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -326,5 +358,7 @@ def test_the_fast_run_passes_on_this_machine(tmp_path: Path) -> None:
     assert run.returncode == 0, "\n".join([*failures, run.stderr])
     record = json.loads((tmp_path / "record.json").read_text())
     assert record["status"] == "passed" and record["differing"] == record["failed"] == 0
-    assert len(record["cases"]) > 300 and all(case["elements"] > 0 for case in record["cases"])
+    assert len(record["cases"]) > 300 and all(
+        (case["elements"] > 0) != bool(case["not_run"]) for case in record["cases"]
+    )
     assert record["device"]["device"] == "cpu" and record["versions"]["torch"] == torch.__version__
