@@ -36,6 +36,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 REQUIRED = "eager_numerics.division_rounding"
 OPTIONS = {REQUIRED: True, "emulate_precision_casts": True, "eager_numerics.disable_ftz": True}
 
+RECOMPILE_LIMIT = 128
+
 _ABSENT = ("InvalidCxxCompiler", "CppCompileError", "TritonMissing")  # classes that differ in place between releases
 _ABSENT_TEXTS = ("Failed to find C compiler", "Cannot find a working triton installation")
 _noticed: list[str] = []
@@ -97,21 +99,17 @@ def compile(function: F) -> F:
 
 @functools.cache
 def _prepare() -> None:
-    """Tell the compiler, once, what to take for functions of ours that it cannot look inside, or should not."""
+    """Tell the compiler, once, what to take for functions of ours that it cannot look inside, or should not.
+
+    Its bound on how often a function is compiled is raised: each format, dtype and shape is compiled anew.
+    """
+    torch._dynamo.config.recompile_limit = max(RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit)
     torch.compiler.assume_constant_result(rounding.pattern)
-    torch.compiler.substitute_in_graph(codes.encode_tensor)(_encode_whole)
     torch.compiler.substitute_in_graph(codes.decode_tensor)(_decode_by_formula)
     torch.compiler.substitute_in_graph(_PARTITION_OF)(_partition)
     torch.compiler.substitute_in_graph(philox_words)(_philox_words)
     _register_philox()
     _keep_tails()
-
-
-def _encode_whole(
-    x: Tensor, fmt: Format, rounding: Rounding, random_bits: Tensor | None = None, random_width: int = 16
-) -> Tensor:
-    """`codes.encode_tensor` without chunks: the compiler fuses its steps."""
-    return codes._encode(x, fmt, rounding, random_bits, random_width)
 
 
 def _keep_tails() -> None:
@@ -134,6 +132,8 @@ def _keep_tails() -> None:
     def checked(self: Any, nodes: Any) -> Any:
         return split(self, nodes) if all(divides(node) for node in nodes) else nodes
 
+    # kernels that were cached without this are not to be found again
+    torch.compiler.config.cache_key_tag += ",tails"
     CppScheduling.try_loop_split = checked  # type: ignore[method-assign]
 
 
