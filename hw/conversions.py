@@ -4,7 +4,7 @@ The instruction runs on the device through `hw.cvt`, the emulator beside it on t
 
     narrow <-> f32, f16x2, bf16x2     every form of `numerics.ptx`
     f16, bf16, f16x2, bf16x2 <- f32   `numerics.encode`; without .satfinite overflow goes as IEEE 754 rounds it, to
-    tf32 <- f32                       infinity or to the largest number; NaN is all ones without sign; .relu as in
+    tf32 <- f32                       infinity or to the largest number; NaN see `_nan`; .relu as in
                                       `numerics.ptx`
 
 Inputs. One float32 operand takes all 2^32 patterns; the others of the same instruction, and random bits, take a
@@ -106,13 +106,24 @@ def _emulate_wide(text: str) -> Callable[..., Tensor]:
         if "satfinite" not in parts:
             sign = found & (1 << (fmt.bits - 1))
             found = torch.where(_overflows(x, fmt, rounding), sign | (fmt.max_code + 1), found)
-        return torch.where(torch.isnan(x), (1 << (fmt.bits - 1)) - 1, found)
+        return torch.where(torch.isnan(x), _nan(x, parts), found)
 
     def emulate(*operands: Tensor) -> Tensor:
         codes = [code(x) for x in operands]
         return (codes[0] << 16) | codes[1] if len(codes) == 2 else codes[0] << (13 * (fmt is nm.TF32))
 
     return emulate
+
+
+def _nan(x: Tensor, parts: list[str]) -> Tensor | int:
+    """Code of a NaN: all ones without sign.
+
+    .rna knows no NaN, as an H200 showed: it cuts off the payload, and with .satfinite takes one place from what then
+    has the largest exponent, so that some NaNs become infinity or the largest number.
+    """
+    if parts[1] != "rna":
+        return (1 << (_WIDE[parts[-2]].bits - 1)) - 1
+    return ((x.view(torch.int32).to(torch.int64) & _MASK) >> 13) - int("satfinite" in parts)
 
 
 def _overflows(x: Tensor, fmt: nm.Format, rounding: nm.Rounding) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .arguments import integer, require_kind, require_row_numbers, require_same_device, require_tensor
-from .codes import chunks, decode_tensor
+from .codes import chunks, decode_tensor, step_by_step
 from .formats import E2M1, E2M3, E3M2, E4M3, E5M2, E8M0, INT4, S2F6, Format
 from .layout import pack_nibbles
 from .partition import Partition, check_groups
@@ -203,26 +203,34 @@ class BlockTensor:
         if fmt.tile > 1 or fmt.alternative is not None or self.groups is not None or length % fmt.block:
             values = self._looked_up()
             return values if outer is None else values * outer
-        # whole blocks as rows (B, trail), so that pieces stay in a CPU's cache
+        blocks = self.scales.shape[self.axis]
+        if not step_by_step(self.codes.device):
+            element: Tensor = decode_tensor(self.codes, fmt.element).unflatten(self.axis, (blocks, fmt.block))
+            values = element * self._decoded(self.scales).unsqueeze(self.axis + 1)
+            if outer is not None:
+                values = values * outer.unsqueeze(self.axis + 1)
+            return values.flatten(self.axis, self.axis + 1)
+        # whole blocks as rows (B, trail), in pieces that stay in a CPU's cache
         rows, trail = self.scales.shape[: self.axis + 1].numel(), self.shape[self.axis + 1 :].numel()
         codes, scales = self.codes.reshape(rows, fmt.block, trail), self.scales.reshape(rows, 1, trail)
         if outer is not None:
             outer = outer.expand(self.scales.shape).reshape(rows, 1, trail)
-
-        out = torch.empty(codes.shape, device=codes.device)
+        out = torch.empty(codes.shape)
         for part in chunks(rows, fmt.block * trail, codes.device):
-            scale = scales[part] if fmt.scale is None else decode_tensor(scales[part], fmt.scale)
-            values = decode_tensor(codes[part], fmt.element)
+            values, scale = decode_tensor(codes[part], fmt.element), self._decoded(scales[part])
             if outer is None:
                 torch.mul(values, scale, out=out[part])
             else:
-                torch.mul(values * scale, outer[part], out=out[part])
+                torch.mul(values.mul_(scale), outer[part], out=out[part])
         return out.view(self.shape)
+
+    def _decoded(self, scales: Tensor) -> Tensor:
+        return scales if self.fmt.scale is None else decode_tensor(scales, self.fmt.scale)
 
     def _looked_up(self) -> Tensor:
         """Code value * block scale, the scale looked up for every value: tiles, ragged blocks, groups, alternatives."""
         fmt = self.fmt
-        scale = self.scales if fmt.scale is None else decode_tensor(self.scales, fmt.scale)
+        scale = self._decoded(self.scales)
         element = decode_tensor(self.codes, fmt.element)
         if fmt.alternative is not None:  # the scale's sign bit says which element format a block has
             chosen = self._per_value((self.scales & 0x80) > 0, fmt.block)

@@ -171,14 +171,21 @@ def _decode_by_formula(codes: Tensor, fmt: Format) -> Tensor:
     if fmt.kind == "exponent":
         field = magnitude - (fmt.bias - 127)  # 0 and below: float32 subnormals, one bit
         value = torch.where(field > 0, field << 23, 1 << (field + 22).clamp(0, 22)).view(torch.float32)
-    else:
-        normal = ((magnitude << (23 - m)) + ((127 - fmt.bias) << 23)).view(torch.float32)
-        step = 2.0 ** (fmt.min_exponent - m)
-        value = torch.where(magnitude >> m > 0, normal, magnitude.to(torch.float32) * step)
+    elif fmt.exponent_bits == 8 and fmt.specials != "ieee":  # its largest exponent is float32's of infinity and NaN
+        exponent = magnitude >> m
+        significand = (magnitude & ((1 << m) - 1)) + ((exponent > 0).to(torch.int32) << m)
+        power = ((exponent.clamp(min=1).to(torch.int64) + (1023 - fmt.bias - m)) << 52).view(torch.float64)
+        value = (significand.to(torch.float64) * power).to(torch.float32)
+    else:  # read with float32's bias, subnormals too, and scaled to the format's, exactly
+        value = (magnitude << (23 - m)).view(torch.float32) * 2.0 ** min(127 - fmt.bias, 127)
+        value = value * 2.0 ** max(-fmt.bias, 0) if fmt.bias < 0 else value
     if fmt.specials != "none":
         infinite = (magnitude == fmt.max_code + 1) & (fmt.specials == "ieee")
         value = torch.where(magnitude > fmt.max_code, torch.where(infinite, torch.inf, torch.nan), value)
-    return value if width == fmt.bits else torch.where(code >> width > 0, -value, value)
+    if width == fmt.bits:
+        return value
+    sign = (code << (31 - width)) & -0x80000000
+    return (value.view(torch.int32) | sign).view(torch.float32)
 
 
 def _partition(length: int, block: int, groups: tuple[int, ...] | None) -> Partition:

@@ -21,7 +21,7 @@ from .codes import as_tensor, chunks, require_float, step_by_step
 from .outer import outer_of_runs, outer_of_scope, round_outer
 from .partition import Partition, check_groups, random_fields
 from .philox import Random
-from .rounding import Rounding
+from .rounding import Rounding, pattern
 from .scales import RULES, Block, Rule
 
 
@@ -101,10 +101,9 @@ def quantize(
     lines = None if other is None else Partition.of(tensor.shape[other], fmt.tile, None)
     folding = _Folding(axis, lines, partition, fmt)
     blocks = folding.fold(tensor)
-    least, greatest = torch.aminmax(blocks, dim=-1, keepdim=True)  # NaN in, NaN out
-    largest = torch.maximum(least.abs(), greatest.abs())
-    finite = torch.isfinite(largest)
-    amax = torch.where(finite, largest, 0.0)
+    largest = _largest(blocks)
+    finite = largest < pattern(float("inf"), torch.float32)
+    amax = torch.where(finite, largest, 0).view(torch.float32)
     factor, s_enc, kept = _outer_scales(
         tensor, amax, axis, scope, chosen.outer_max(fmt.element), folding, outer_rounding
     )
@@ -116,6 +115,21 @@ def quantize(
     scales, codes = _apply(chosen, Block(blocks, amax, factor, s_enc, fmt.element, rounding, bits), finite, fmt)
     run = scope if isinstance(scope, int) else None
     return made(folding.unfold(codes), folding.scales(scales), kept, fmt, chosen.name, axis, offsets, run)
+
+
+def _largest(blocks: Tensor) -> Tensor:
+    """The bits of the largest magnitude of each block, int32 (..., n, 1): as integers NaN exceeds infinity, and
+    infinity every number."""
+
+    def run(x: Tensor) -> Tensor:
+        return (x.view(torch.int32) & 0x7FFFFFFF).amax(-1, keepdim=True)
+
+    rows = blocks.shape[:-1]
+    parts = chunks(rows.numel(), blocks.shape[-1], blocks.device)
+    if len(parts) <= 1:
+        return run(blocks)
+    flat = blocks.reshape(-1, blocks.shape[-1])
+    return torch.cat([run(flat[part]) for part in parts]).view(*rows, 1)
 
 
 def _apply(rule: Rule, block: Block, finite: Tensor, fmt: BlockFormat) -> tuple[Tensor, Tensor]:

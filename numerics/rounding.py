@@ -55,8 +55,9 @@ def pattern(value: float, dtype: torch.dtype) -> int:
 
 
 def working_dtype(x_dtype: torch.dtype, fmt: Format) -> torch.dtype:
-    """float32 unless the input is float64, or 2^-q is no normal float32 number or might lose bits of a product."""
-    if x_dtype == torch.float64:
+    """float32 unless the input is float64, or the format has more than 22 significant bits, or 2^-q is no normal
+    float32 number or might lose bits of a product."""
+    if x_dtype == torch.float64 or max(fmt.mantissa_bits, fmt.bits if fmt.kind == "fixed" else 0) > 21:
         return torch.float64
     if fmt.kind == "fixed":
         return torch.float32
@@ -100,8 +101,9 @@ def _round_scaled(
 ) -> Tensor:
     """Integer nearest to the exact magnitude v under the mode, int32."""
     match rounding:
-        case Rounding.NEAREST_EVEN:
-            n = v.round()
+        case Rounding.NEAREST_EVEN:  # of a sum with the first number whose neighbours are integers, bits count units
+            start = 2.0 ** _LAYOUT[v.dtype][0]
+            return ((v + start).view(_LAYOUT[v.dtype][2]) - pattern(start, v.dtype)).to(torch.int32)
         case Rounding.TOWARD_ZERO:
             n = v.floor()
         case Rounding.NEAREST_AWAY:

@@ -91,7 +91,8 @@ def test_compiled_equals_eager(fmt: nm.BlockFormat, dtype: torch.dtype, compiler
 
 
 def test_the_formula_decodes_every_code() -> None:
-    for fmt in nm.FORMATS.values():
+    own = (nm.Format("E8M3", "float", 12, 8, 3, 130), nm.Format("E3M1", "float", 5, 3, 1, -9))
+    for fmt in (*nm.FORMATS.values(), *own):
         codes = torch.arange(1 << fmt.bits, dtype=torch.int32)
         assert_equal((compiled._decode_by_formula(codes, fmt),), (nm.decode(codes, fmt),))
 

@@ -278,3 +278,21 @@ def test_the_record_of_an_h200(record: dict) -> None:
         assert (case["not_run"] is None) == (text in HOPPER), text
         assert case["words"] == (Domain(text).words if text in HOPPER else 0) and case["differing"] == 0, text
     assert record["words"] == sum(case["words"] for case in cases.values()) > 45 << 32
+
+
+def test_rna_to_tf32_cuts_a_nan_as_an_h200_did() -> None:
+    """Registers read from an H200: payloads are cut off, and .satfinite takes one place from the largest exponent."""
+    measured = {  # input: without, with .satfinite
+        0x7F800001: (0x7F800000, 0x7F7FE000),
+        0x7F802000: (0x7F802000, 0x7F800000),
+        0x7F803000: (0x7F802000, 0x7F800000),
+        0xFFC00000: (0xFFC00000, 0xFFBFE000),
+        0xFFFFFFFF: (0xFFFFE000, 0xFFFFC000),
+        0x7F800000: (0x7F800000, 0x7F7FE000),
+        0x7F7FFFFF: (0x7F800000, 0x7F7FE000),
+        0x7F7FEFFF: (0x7F7FE000, 0x7F7FE000),
+    }
+    x = conversions.as_register(torch.tensor(list(measured))).view(torch.float32)
+    emulators = conversions.instructions()
+    for place, text in enumerate(("cvt.rna.tf32.f32", "cvt.rna.satfinite.tf32.f32")):
+        assert emulators[text](x).tolist() == [pair[place] for pair in measured.values()]
