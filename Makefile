@@ -48,6 +48,7 @@ exhaustive: $(DEV)
 
 gpu: $(DEV)
 	.venv/bin/fourbit validate --device cuda --out results/validate.json
+	.venv/bin/fourbit validate --device cuda --compiled --out results/compiled.json
 	.venv/bin/fourbit validate --device cuda --conversions --out results/cvt.json
 	.venv/bin/python -m pytest -q -k gpu
 	.venv/bin/fourbit demo --device cuda --out results/demo_gpu

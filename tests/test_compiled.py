@@ -106,10 +106,18 @@ def test_the_partition_by_arithmetic_is_the_partition(length: int) -> None:
         assert torch.equal(other, value) if isinstance(value, Tensor) else other == value
 
 
-@pytest.mark.parametrize("shape", [(40,), (3, 24, 40)])
-def test_ragged_blocks_and_other_shapes(shape: tuple[int, ...], compiler: None) -> None:
+@pytest.mark.parametrize("fmt", [nm.NVFP4, nm.MXFP8], ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("shape", [(40,), (3, 24, 40), (7, 250)])
+def test_ragged_blocks_and_other_shapes(shape: tuple[int, ...], fmt: nm.BlockFormat, compiler: None) -> None:
+    """The last, short block of every row is there; also where more is computed from the values."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    assert_equal(compiled.compile(parts)(x, nm.NVFP4), parts(x, nm.NVFP4))
+
+    def more(x: Tensor) -> tuple[Tensor | None, ...]:
+        found = parts(x, fmt)
+        assert found[3] is not None
+        return (*found, found[3] * 2 - x)
+
+    assert_equal(compiled.compile(more)(x), more(x))
 
 
 def test_ready_made_functions(compiler: None) -> None:
