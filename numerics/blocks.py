@@ -16,12 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import integer, require_kind, require_row_numbers, require_same_device, require_tensor
+from .arguments import FLOATS, integer, require_kind, require_row_numbers, require_same_device, require_tensor
 from .codes import chunks, decode_tensor, step_by_step
 from .formats import E2M1, E2M3, E3M2, E4M3, E5M2, E8M0, INT4, S2F6, Format
 from .layout import pack_nibbles
+from .outer import FLT_MAX
 from .partition import Partition, check_groups
+from .rounding import working_dtype
 from .scales import RULES, Rule
+
+LARGEST_BLOCK = 1 << 16
+
+
+def _needs_float64(element: Format) -> bool:
+    return working_dtype(torch.float32, element) != torch.float32
 
 
 @dataclass(frozen=True)
@@ -51,8 +59,21 @@ class BlockFormat:
         require_kind(self.rule, Rule, "rule", "pass a Rule, such as nm.scales.RULES['rceil']")
         require_kind(self.alternative, optional, "alternative", "pass an element format or None")
         for name, n in (("block", self.block), ("tile", self.tile)):
-            if integer(n, name, "pass an integer") < 1:
-                raise ValueError(f"{name}={n} of format {self.name}: pass 1 or more")
+            if integer(n, name, "pass an integer") < 1 or n > LARGEST_BLOCK or n & (n - 1):
+                raise ValueError(f"{name}={n} of format {self.name}: pass a power of two, 1 to {LARGEST_BLOCK}")
+        element = self.element
+        if element.bits > 8 or not element.signed or element.kind == "exponent" or _needs_float64(element):
+            raise ValueError(f"element={element.name} of format {self.name}: pass a signed format of at most 8 bits")
+        if not self.takes(self.rule):
+            scale = "float32" if self.rule.scale is None else self.rule.scale.name
+            raise ValueError(
+                f"rule={self.rule.name!r} of format {self.name}: it makes scales of {scale}, alternative elements "
+                f"{self.rule.alternative}; give the format the same"
+            )
+
+    def takes(self, rule: Rule) -> bool:
+        """Whether the rule makes this format's kind of scales."""
+        return rule.scale == self.scale and rule.alternative in (None, self.alternative)
 
     @property
     def bits_per_value(self) -> float:
@@ -127,7 +148,8 @@ class BlockTensor:
         ndim, bits = self.codes.ndim, self.fmt.element.bits
         if not 0 <= integer(self.axis, "axis", "count it from the front") < ndim:
             raise ValueError(f"axis={self.axis}: codes have shape {tuple(self.shape)}; count axes from the front")
-        check_groups(self.groups, self.shape[self.axis])
+        object.__setattr__(self, "groups", check_groups(self.groups, self.shape[self.axis]))
+        require_kind(self.rule, str, "rule", "pass the name of the rule that made the scales")
         require_tensor(self.scales, "scales", (torch.float32 if self.fmt.scale is None else torch.uint8,))
         require_same_device(self.scales, "scales", self.codes, "codes")
         shape = self._entries(self.fmt.block)
@@ -141,6 +163,8 @@ class BlockTensor:
             )
         if self.outer is not None:
             self._check_outer(self.outer)
+        elif self.outer_block is not None:
+            raise ValueError(f"outer_block={self.outer_block} without outer: pass None")
         looks = bits < 8 and self.codes.numel() and not torch.compiler.is_compiling()  # a value would end the graph
         highest = int(self.codes.max()) if looks else 0
         if highest >= 1 << bits:
@@ -155,7 +179,8 @@ class BlockTensor:
     def _check_outer(self, outer: Tensor) -> None:
         require_tensor(outer, "outer", (torch.float32,))
         require_same_device(outer, "outer", self.codes, "codes")
-        if self.outer_block is not None and integer(self.outer_block, "outer_block", "pass an integer or None") < 1:
+        run = 0 if self.outer_block is None else integer(self.outer_block, "outer_block", "pass an integer or None")
+        if self.outer_block is not None and (run < 1 or run % self.fmt.block):
             raise ValueError(f"outer_block={self.outer_block}: pass a multiple of the block {self.fmt.block}, or None")
         shape = list(self.shape) if self.outer_block is None else self._entries(self.outer_block)
         fits = outer.ndim == len(shape) and all(n in (1, size) for n, size in zip(outer.shape, shape, strict=True))
@@ -193,7 +218,7 @@ class BlockTensor:
         """Code value * block scale, without the outer scale: float32, the shape of the tensor.
 
         Exact where the product is a float32 number: with E8M0 scales a block at the ends of float32's range may
-        overflow to infinity or lose bits to underflow.
+        lose bits to underflow, or saturate at float32's largest number. Only NaN scales give NaN; nothing is infinite.
         """
         return self._times(None)
 
@@ -202,27 +227,28 @@ class BlockTensor:
         fmt, length = self.fmt, self.shape[self.axis]
         if fmt.tile > 1 or fmt.alternative is not None or self.groups is not None or length % fmt.block:
             values = self._looked_up()
-            return values if outer is None else values * outer
+            return values if outer is None else _finite(values * outer)
         blocks = self.scales.shape[self.axis]
         if not step_by_step(self.codes.device):
             element: Tensor = decode_tensor(self.codes, fmt.element).unflatten(self.axis, (blocks, fmt.block))
-            values = element * self._decoded(self.scales).unsqueeze(self.axis + 1)
+            values = self._inner(element, self._decoded(self.scales).unsqueeze(self.axis + 1))
             if outer is not None:
-                values = values * outer.unsqueeze(self.axis + 1)
+                values = _finite(values * outer.unsqueeze(self.axis + 1))
             return values.flatten(self.axis, self.axis + 1)
         # whole blocks as rows (B, trail), in pieces that stay in a CPU's cache
         rows, trail = self.scales.shape[: self.axis + 1].numel(), self.shape[self.axis + 1 :].numel()
         codes, scales = self.codes.reshape(rows, fmt.block, trail), self.scales.reshape(rows, 1, trail)
         if outer is not None:
             outer = outer.expand(self.scales.shape).reshape(rows, 1, trail)
-        out = torch.empty(codes.shape)
+        out = torch.empty(codes.shape, dtype=torch.float32)
         for part in chunks(rows, fmt.block * trail, codes.device):
-            values, scale = decode_tensor(codes[part], fmt.element), self._decoded(scales[part])
-            if outer is None:
-                torch.mul(values, scale, out=out[part])
-            else:
-                torch.mul(values.mul_(scale), outer[part], out=out[part])
+            values = self._inner(decode_tensor(codes[part], fmt.element), self._decoded(scales[part]))
+            out[part] = values if outer is None else _finite(values.mul_(outer[part]))
         return out.view(self.shape)
+
+    def _inner(self, element: Tensor, scale: Tensor) -> Tensor:
+        values = element * scale
+        return values if self.fmt.scale is E4M3 else _finite(values)  # at most 448 * 448 with E4M3
 
     def _decoded(self, scales: Tensor) -> Tensor:
         return scales if self.fmt.scale is None else decode_tensor(scales, self.fmt.scale)
@@ -235,7 +261,7 @@ class BlockTensor:
         if fmt.alternative is not None:  # the scale's sign bit says which element format a block has
             chosen = self._per_value((self.scales & 0x80) > 0, fmt.block)
             element, scale = torch.where(chosen, decode_tensor(self.codes, fmt.alternative), element), scale.abs()
-        return element * self._per_value(scale, fmt.block)
+        return self._inner(element, self._per_value(scale, fmt.block))
 
     def _per_value(self, x: Tensor, block: int) -> Tensor:
         """One entry per block, or per outer run, repeated for each of its values along `axis` (and for its tile)."""
@@ -260,11 +286,11 @@ class BlockTensor:
         Raises: TypeError unless `dtype` is a floating torch dtype.
         """
         require_kind(dtype, torch.dtype, "dtype", "pass a torch dtype such as torch.float32")
-        if not dtype.is_floating_point:
-            raise TypeError(f"dtype={dtype} holds no fractions: pass a floating dtype such as torch.float32")
+        if dtype not in FLOATS:
+            raise TypeError(f"dtype={dtype}: pass float32, float64, float16 or bfloat16")
         if self.outer is None or self.outer_block is None:
             return self._times(self.outer).to(dtype)
-        return (self._times(None) * self._per_value(self.outer, self.outer_block)).to(dtype)
+        return _finite(self._times(None) * self._per_value(self.outer, self.outer_block)).to(dtype)
 
     def packed(self) -> Tensor:
         """Codes as bytes: two 4-bit codes per byte, the even index in the low nibble; other formats as they are."""
@@ -294,6 +320,11 @@ def made(*parts: Any) -> BlockTensor:
     for name, part in zip(_PARTS, parts, strict=True):
         object.__setattr__(q, name, part)
     return q
+
+
+def _finite(x: Tensor) -> Tensor:
+    """`x` with infinity replaced by float32's largest number: a product of finite numbers. NaN stays."""
+    return x.clamp_(-FLT_MAX, FLT_MAX)
 
 
 def partner(axis: int, ndim: int) -> int:

@@ -18,23 +18,30 @@ import torch
 from torch import Tensor
 
 from .arguments import FLOATS, require_integers, require_kind, require_same_device, shown
-from .formats import TABLE_BITS, Format
+from .formats import TABLE_BITS, Format, cached_table
 from .rounding import RANDOM_WIDTHS, Rounding, pattern, round_magnitude, working_dtype
 
 CHUNK = 1 << 16  # elements that stay in a CPU's cache through all steps of an encoding
 ELEMENT_FORMAT = "pass an element format such as nm.E2M1"
 
 
+_NUMPY = ("float16", "float32", "float64", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
+
+
 def as_tensor(x: Any, name: str) -> tuple[Tensor, bool]:
     """`x` as a tensor, and whether it came as a numpy array (ml_dtypes' bfloat16 included)."""
     if isinstance(x, Tensor):
-        return x, False
+        if x.layout != torch.strided or x.is_nested or x.is_quantized:
+            raise TypeError(f"{name} is sparse, nested or quantized by torch: pass a dense tensor")
+        return x.resolve_neg(), False
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array: fill it first")
     if isinstance(x, np.ndarray):
         if x.dtype.name == "bfloat16":
             return torch.from_numpy(x.view(np.uint16).copy()).view(torch.bfloat16), True
-        if x.dtype.kind not in "fiu":
+        if x.dtype.newbyteorder("=").name not in _NUMPY:
             raise TypeError(f"{name} has numpy dtype {x.dtype}: convert it to float32 first")
-        native = x.astype(x.dtype.newbyteorder("="), order="C", copy=not x.flags.writeable)
+        native = np.ascontiguousarray(x.astype(x.dtype.newbyteorder("="), copy=not x.flags.writeable))
         return torch.from_numpy(native), True
     raise TypeError(f"{name} is {shown(x)}: pass a torch tensor or a numpy array")
 
@@ -121,6 +128,8 @@ def _encode(x: Tensor, fmt: Format, rounding: Rounding, random_bits: Tensor | No
     # masks of -1 and 0: on a CPU integer arithmetic is several times faster than comparing and choosing
     not_a_number = ((pattern(float("inf"), x.dtype) - magnitude) >> last).to(torch.int32)
     sign = (bits >> last).to(torch.int32)
+    if x.dtype == torch.float64:  # below every format's reach, where a product with 2^-q would underflow to zero
+        magnitude = torch.where(magnitude > 0, magnitude.clamp(min=pattern(2.0**-900, x.dtype)), magnitude)
     # as integers NaN exceeds infinity, and infinity every number: one clamp saturates all three
     largest = pattern(fmt.max, x.dtype)
     if fmt.kind == "fixed":  # two's complement reaches one step further on the negative side: -2.0 in S2F6
@@ -159,6 +168,8 @@ def decode(codes: Any, fmt: Format) -> Any:
         low, high = torch.aminmax(tensor.to(torch.int64))
         if low < 0 or high >= 1 << fmt.bits:
             raise ValueError(f"codes reach from {low} to {high}: {fmt.name} has codes 0 to {(1 << fmt.bits) - 1}")
+    elif tensor.dtype in (torch.int8, torch.int16):  # the bits of a code, whatever the sign of the integer
+        tensor = tensor.to(torch.int32) & ((1 << fmt.bits) - 1)
     values = decode_tensor(tensor, fmt)
     return values.numpy() if is_numpy else values
 
@@ -166,8 +177,8 @@ def decode(codes: Any, fmt: Format) -> Any:
 def decode_tensor(codes: Tensor, fmt: Format) -> Tensor:
     """`decode` on checked codes: a table look-up, or the formula for formats too wide for a table; float32."""
     if fmt.bits <= TABLE_BITS:
-        return fmt.table(codes.device).index_select(0, codes.reshape(-1).to(torch.int32)).view(codes.shape)
-    codes = codes.to(torch.int64)
+        return cached_table(fmt, str(codes.device)).index_select(0, codes.reshape(-1).to(torch.int32)).view(codes.shape)
+    codes = codes.to(torch.int64) & ((1 << fmt.bits) - 1)  # codes of 32 bits come as int32
     if fmt.kind == "fixed":
         signed = codes - ((codes >> (fmt.bits - 1)) << fmt.bits)
         return (signed.to(torch.float64) * 2.0**-fmt.mantissa_bits).to(torch.float32)

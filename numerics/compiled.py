@@ -18,15 +18,16 @@ import functools
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from . import codes, rounding
+from .arguments import shown
 from .blocks import BlockFormat, BlockTensor
 from .formats import Format
-from .partition import Partition
+from .partition import Partition, partition_of
 from .philox import Random, philox_words
 from .quantizer import quantize, requantize
 from .rounding import Rounding
@@ -58,6 +59,12 @@ def options() -> dict[str, Any]:
     return {name: value for name, value in OPTIONS.items() if name in known}
 
 
+def require_callable(function: Any) -> None:
+    """Raises TypeError unless `function` can be called."""
+    if not callable(function):
+        raise TypeError(f"function is {shown(function)}: pass a function of tensors")
+
+
 def _known_options() -> set[str]:
     from torch._inductor import config  # slow to import
 
@@ -70,8 +77,11 @@ def compile(function: F) -> F:
     Where no working C++ compiler (for CUDA: no Triton) is found, `function` runs as it is, and one line on stderr per
     process says so. Errors of `function` are its own. Not thread-safe during its first call.
 
-    Raises: RuntimeError at the first call, see `options`.
+    Checks that look at values of tensors (codes in range, a given outer scale) are left out of compiled code.
+
+    Raises: TypeError if `function` is none. RuntimeError at the first call, see `options`.
     """
+    require_callable(function)
     state: dict[str, Callable[..., Any]] = {}
 
     @functools.wraps(function)
@@ -106,7 +116,7 @@ def _prepare() -> None:
     torch._dynamo.config.recompile_limit = max(RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit)
     torch.compiler.assume_constant_result(rounding.pattern)
     torch.compiler.substitute_in_graph(codes.decode_tensor)(_decode_by_formula)
-    torch.compiler.substitute_in_graph(_PARTITION_OF)(_partition)
+    torch.compiler.substitute_in_graph(_PARTITION_OF)(partition_of)
     torch.compiler.substitute_in_graph(philox_words)(_philox_words)
     _register_philox()
     _keep_tails()
@@ -186,15 +196,6 @@ def _decode_by_formula(codes: Tensor, fmt: Format) -> Tensor:
         return value
     sign = (code << (31 - width)) & -0x80000000
     return (value.view(torch.int32) | sign).view(torch.float32)
-
-
-def _partition(length: int, block: int, groups: tuple[int, ...] | None) -> Partition:
-    """`Partition.of` without groups, by arithmetic alone, and with groups as it is."""
-    if groups is not None:
-        return cast(Partition, torch.compiler.disable(Partition.of)(length, block, groups))
-    blocks = -(-length // block)
-    position, index = torch.arange(length), torch.arange(blocks)
-    return Partition(length, blocks, position // block, None, None, torch.zeros_like(index), index, None)
 
 
 def _absent(error: BaseException | None) -> str | None:

@@ -62,6 +62,7 @@ class Format:
             integer(getattr(self, field), field, f"format {self.name} needs an integer")
         need(self.kind in ("float", "fixed", "exponent"), "kind", "use 'float', 'fixed' or 'exponent'")
         need(self.specials in ("none", "nan", "ieee"), "specials", "use 'none', 'nan' or 'ieee'")
+        need(isinstance(self.signed, bool), "signed", "use True or False")
         need(2 <= self.bits <= 32, "bits", "use 2 to 32")
         need(self.mantissa_bits >= 0 and self.exponent_bits >= 0, "mantissa_bits", "field widths start at 0")
         if self.kind == "float":
@@ -70,6 +71,7 @@ class Format:
             need(1 <= self.exponent_bits <= 8, "exponent_bits", "use 1 to 8")
             need(self.mantissa_bits <= 23, "mantissa_bits", "float32 holds at most 23")
             need(self.specials != "ieee" or self.exponent_bits >= 2, "specials", "'ieee' needs 2 exponent bits or more")
+            need(self.specials != "ieee" or self.mantissa_bits >= 1, "specials", "'ieee' needs a mantissa bit for NaN")
             lowest, highest = 1 - self.bias - self.mantissa_bits, (1 << self.exponent_bits) - 1 - self.bias
             need(lowest >= -149 and highest - (self.specials == "ieee") <= 127, "bias", "values leave float32's range")
         if self.kind == "fixed":
@@ -173,7 +175,7 @@ class Format:
         """Value of every code in code order, float32, shape (2^bits,), on `device`. Errors as `values`."""
         if self.bits > TABLE_BITS:
             raise ValueError(f"{self.name} has {self.bits} bits: tables end at {TABLE_BITS}; use nm.decode")
-        return _table(self, str(device))
+        return cached_table(self, str(device)).clone()  # what is memoized stays ours
 
     def __repr__(self) -> str:
         return (
@@ -191,7 +193,8 @@ class Format:
 
 
 @cached(maxsize=64)
-def _table(fmt: Format, device: str) -> torch.Tensor:
+def cached_table(fmt: Format, device: str) -> torch.Tensor:
+    """`Format.table` itself, memoized: not to be written to."""
     return torch.tensor([fmt.value(code) for code in range(1 << fmt.bits)], dtype=torch.float32).to(device)
 
 

@@ -202,8 +202,14 @@ def four_over_six_block(xs: Sequence[float], outer: float) -> tuple[int, list[in
 
 
 def dequantize_nvfp4(code: int, scale: int, outer: float) -> float:
-    """(E2M1 value x E4M3 scale) x outer; the first product is exact in FP32, the second rounded."""
-    return mul32(mul32(E2M1.value(code), E4M3.value(scale)), outer)
+    """(E2M1 value x E4M3 scale) x outer; the first product is exact in FP32, the second rounded, both finite."""
+    return _finite(mul32(mul32(E2M1.value(code), E4M3.value(scale)), outer))
+
+
+def _finite(x: float) -> float:
+    """FP32's largest number instead of infinity, with its sign; NaN stays."""
+    largest = float(2**128 - 2**104)
+    return x if math.isnan(x) else max(-largest, min(largest, x))
 
 
 def rceil(amax: float, fmt: Format) -> int:
@@ -228,8 +234,8 @@ def mx_block(xs: Sequence[float], fmt: Format, fields: Sequence[int] | None = No
 
 
 def dequantize_mx(code: int, scale: int, fmt: Format, outer: float = 1.0) -> float:
-    """(element value x 2^(scale - 127)) x outer, both products rounded to FP32."""
-    return mul32(mul32(fmt.value(code), E8M0.value(scale)), outer)
+    """(element value x 2^(scale - 127)) x outer, both products rounded to FP32, both finite."""
+    return _finite(mul32(_finite(mul32(fmt.value(code), E8M0.value(scale))), outer))
 
 
 # ---- transforms, products, random bits -------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ outer_max is the largest product of element and block scale that a rule aims at:
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
+
 import torch
 from torch import Tensor
 
@@ -97,9 +99,10 @@ def outer_of_runs(
         raise ValueError(f"outer={run}: use a multiple of the block {block}, with a rule that sets outer scales")
     per_run = run // block
     runs = Partition.of(partition.length, run, partition.groups)
-    counts = torch.bincount(runs.group_of, minlength=1 if runs.groups is None else len(runs.groups) - 1)
-    groups = counts.cumsum(0) - counts
-    run_of_block = groups[partition.group_of] + partition.index_in_group // per_run
+    ends = (0, partition.length) if partition.groups is None else partition.groups
+    counts = [-(-(end - start) // run) for start, end in pairwise(ends)]
+    first = torch.tensor(list(accumulate(counts, initial=0)))
+    run_of_block = first[partition.group_of] + partition.index_in_group // per_run
     slots = run_of_block * per_run + partition.index_in_group % per_run
     padded = amax.new_zeros(*amax.shape[:-2], runs.blocks * per_run)
     padded = padded.index_copy(-1, slots.to(amax.device), amax.squeeze(-1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -46,20 +46,7 @@ class Partition:
     @cached(maxsize=256)
     def of(length: int, block: int, groups: tuple[int, ...] | None) -> Partition:
         """The partition of `length` positions into blocks of `block`, by group offsets if given."""
-        offsets = torch.tensor((0, length) if groups is None else groups, dtype=torch.int64)
-        sizes = offsets.diff()
-        counts = (sizes + (block - 1)) // block
-        first = counts.cumsum(0) - counts
-        group_of = torch.repeat_interleave(torch.arange(len(counts)), counts)
-        total = int(counts.sum())
-        index_in_group = torch.arange(total) - first[group_of]
-        group = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
-        inside = torch.arange(length) - offsets[:-1][group]
-        slot = first[group] * block + inside
-        if groups is None or total * block == length:
-            return Partition(length, total, slot // block, None, None, group_of, index_in_group, groups)
-        source = torch.full((total * block,), length).index_copy_(0, slot, torch.arange(length))
-        return Partition(length, total, slot // block, slot, source, group_of, index_in_group, groups)
+        return partition_of(length, block, groups)
 
     def split(self, x: Tensor, block: int) -> Tensor:
         """(..., length) -> (..., blocks, block), padding with zeros."""
@@ -73,6 +60,30 @@ class Partition:
         """Inverse of `split`: (..., blocks, block) -> (..., length)."""
         x = x.flatten(-2)
         return x[..., : self.length].contiguous() if self.slot is None else x.index_select(-1, self.slot.to(x.device))
+
+
+def partition_of(length: int, block: int, groups: tuple[int, ...] | None) -> Partition:
+    """`Partition.of` without its memory: tensor operations on positions alone, which a compiler can follow."""
+    position = torch.arange(length)
+    if groups is None or len(groups) == 2:
+        blocks = -(-length // block)
+        index = torch.arange(blocks)
+        return Partition(length, blocks, position // block, None, None, torch.zeros_like(index), index, groups)
+    counts = [-(-(end - start) // block) for start, end in pairwise(groups)]
+    first = list(accumulate(counts, initial=0))  # block of each group
+    starts, firsts, sizes = (torch.tensor(t) for t in (groups[:-1], first[:-1], [b - a for a, b in pairwise(groups)]))
+    group = torch.bucketize(position, torch.tensor(groups[1:]), right=True)  # empty groups are passed over
+    slot = firsts[group] * block + position - starts[group]
+    index = torch.arange(first[-1])
+    group_of = torch.bucketize(index, torch.tensor(first[1:]), right=True)
+    index_in_group = index - firsts[group_of]
+    if first[-1] * block == length:
+        return Partition(length, first[-1], slot // block, None, None, group_of, index_in_group, groups)
+    place = torch.arange(first[-1] * block)
+    owner = group_of[place // block]
+    inside = place - firsts[owner] * block
+    source = torch.where(inside < sizes[owner], starts[owner] + inside, length)
+    return Partition(length, first[-1], slot // block, slot, source, group_of, index_in_group, groups)
 
 
 _OFFSETS = "pass integer offsets, first 0, last the length of the axis, such as (0, 128, 256)"
@@ -120,6 +131,8 @@ def random_fields(
     else 0. Line: the index of the remaining axes, flattened. `random.rows` sets both for a tensor of two axes. Group of
     16: counted from the start of the expert's group.
     """
+    if block % GROUP:
+        raise ValueError(f"random={random} with blocks of {block}: random words serve groups of {GROUP}; pass None")
     per_block = block // GROUP
     lines = [n for d, n in enumerate(shape) if d != axis]
     experts = lines.pop(0) if len(shape) >= 3 and axis != 0 and not grouped else None

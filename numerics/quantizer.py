@@ -18,7 +18,7 @@ from torch import Tensor
 from .arguments import axis_of, require_kind
 from .blocks import BlockFormat, BlockTensor, made, partner
 from .codes import as_tensor, chunks, require_float, step_by_step
-from .outer import outer_of_runs, outer_of_scope, round_outer
+from .outer import FLT_MAX, outer_of_runs, outer_of_scope, round_outer
 from .partition import Partition, check_groups, random_fields
 from .philox import Random
 from .rounding import Rounding, pattern
@@ -77,8 +77,9 @@ def quantize(
         fmt: the block format.
         outer: scope of the FP32 outer scale: None, "tensor", "row" (one per index of the other axes: one per token),
             "leading" (one per index of axis 0: one per expert), an int, a multiple of the block (one per so many values
-            along `axis`), a float32 tensor that broadcasts to `x`, or "format": the format's own ("tensor" for
-            NVFP4, None for MX). A tiled format takes "tensor", "leading", or a tensor with 1 on the last two axes.
+            along `axis`), a float32 tensor with the axes of `x`, each 1 or the same and 1 along `axis`, or "format":
+            the format's own ("tensor" for NVFP4, None for MX). A tiled format takes "tensor", "leading", or a tensor
+            with 1 on the last two axes.
         outer_rounding: None, or "pow2": outer rounded up to a power of two.
         groups: offsets of expert groups along `axis`, non-decreasing, first 0, last the length; blocks never
             straddle them.
@@ -254,7 +255,10 @@ def _checked(
         raise ValueError(
             f"rounding={rounding} with random={random}: STOCHASTIC needs random=nm.Random(...), others None"
         )
+    if tensor.dtype == torch.float64:  # finite numbers beyond float32 stay finite
+        tensor = torch.where(torch.isinf(tensor), tensor, tensor.clamp(-FLT_MAX, FLT_MAX))
     tensor = tensor.to(torch.float32)
+    require_kind(check_finite, bool, "check_finite", "use True or False")
     if check_finite:
         _require_finite(tensor)
     return tensor, axis, check_groups(groups, tensor.shape[axis])
@@ -262,15 +266,13 @@ def _checked(
 
 def _rule(rule: str | Rule, fmt: BlockFormat) -> Rule:
     require_kind(rule, (Rule, str), "rule", f"use one of {', '.join(RULES)}, or a Rule")
-    if isinstance(rule, Rule):
-        return rule
-    if rule not in RULES:
+    if isinstance(rule, str) and rule not in RULES:
         raise ValueError(f"rule={rule!r}: known rules are {', '.join(RULES)}")
-    fits = {None: ("amax",), "E8M0": ("rceil", "floor")}.get(None if fmt.scale is None else fmt.scale.name)
-    fits = fits or tuple(name for name in RULES if name not in ("amax", "rceil", "floor", "if4"))
-    if rule not in fits and rule != fmt.rule.name:
-        raise ValueError(f"rule={rule!r} makes no scales of {fmt.name}: use one of {', '.join(fits)}")
-    return RULES[rule]
+    chosen = RULES[rule] if isinstance(rule, str) else rule
+    if not fmt.takes(chosen):
+        fitting = ", ".join(name for name, other in RULES.items() if fmt.takes(other))
+        raise ValueError(f"rule={chosen.name!r} makes no scales of {fmt.name}: use one of {fitting}")
+    return chosen
 
 
 def _require_finite(x: Tensor) -> None:

@@ -87,19 +87,20 @@ def round_magnitude(
     """
     bits, bias, integer = _LAYOUT[a.dtype]
     if fmt.kind == "fixed":
-        return _round_scaled(a * 2.0**fmt.mantissa_bits, rounding, signed, random_bits, random_width)
+        return _round_scaled(a * 2.0**fmt.mantissa_bits, fmt.bits, rounding, signed, random_bits, random_width)
     lowest = (fmt.min_exponent + bias) << bits
     exponent = (a.view(integer) & ~((1 << bits) - 1)).clamp_(min=lowest)  # exponent field in place, mantissa zero
     scale = ((2 * bias + fmt.mantissa_bits) << bits) - exponent  # the float 2^(m - e)
-    n = _round_scaled(a * scale.view(a.dtype), rounding, signed, random_bits, random_width)
+    v = a * scale.view(a.dtype)
+    n = _round_scaled(v, fmt.mantissa_bits + 1, rounding, signed, random_bits, random_width)
     n.add_(((exponent - lowest) >> (bits - fmt.mantissa_bits)).to(torch.int32))
     return n.sub_(1) if fmt.kind == "exponent" else n
 
 
 def _round_scaled(
-    v: Tensor, rounding: Rounding, signed: Tensor | None, random_bits: Tensor | None, random_width: int
+    v: Tensor, width: int, rounding: Rounding, signed: Tensor | None, random_bits: Tensor | None, random_width: int
 ) -> Tensor:
-    """Integer nearest to the exact magnitude v under the mode, int32."""
+    """Integer nearest to the exact magnitude v, at most 2^width, under the mode, int32."""
     match rounding:
         case Rounding.NEAREST_EVEN:  # of a sum with the first number whose neighbours are integers, bits count units
             start = 2.0 ** _LAYOUT[v.dtype][0]
@@ -115,7 +116,7 @@ def _round_scaled(
             n = torch.where(shrinks, v.floor(), v.ceil())
         case Rounding.STOCHASTIC:
             assert random_bits is not None
-            integer = torch.int32 if random_width == 16 else torch.int64
+            integer = torch.int32 if width + random_width < 31 else torch.int64
             leading = (v * 2.0**random_width).to(integer)  # truncates; below 2^(m + 1 + random_width)
             return (leading.add_(random_bits.to(integer)) >> random_width).to(torch.int32)
     return n.to(torch.int32)

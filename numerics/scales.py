@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from .codes import decode_tensor, encode_tensor, with_sign
-from .formats import E4M3, INT4, Format
+from .formats import E4M3, E8M0, INT4, Format
 from .outer import FLT_MAX
 from .rounding import Rounding, pattern, round_magnitude
 
@@ -87,8 +87,10 @@ class Block:
         return outer * scale
 
     def inside(self) -> tuple[Tensor, Tensor]:
-        """x and amax without the outer scale, by division."""
-        return (self.x, self.amax) if self.outer is None else (self.x / self.outer, self.amax / self.outer)
+        """x and amax without the outer scale, by division, at most float32's largest number."""
+        if self.outer is None:
+            return self.x, self.amax
+        return (self.x / self.outer).clamp(-FLT_MAX, FLT_MAX), (self.amax / self.outer).clamp(max=FLT_MAX)
 
 
 @dataclass(frozen=True)
@@ -100,12 +102,15 @@ class Rule:
         apply: Block -> (scales (..., n, 1), element codes uint8 (..., n, B)); scales are codes, uint8, or float32.
         scale_max: the largest block scale it aims at, so that outer_max = scale_max * element.max; None: the rule
             takes no outer scale of its own.
+        scale: format of the scales; None: float32. alternative: of elements, where the scale's sign bit is set.
     """
 
     name: str
     apply: Callable[[Block], tuple[Tensor, Tensor]]
     scale_max: float | None
     source: str
+    scale: Format | None = E4M3
+    alternative: Format | None = None
 
     def outer_max(self, element: Format) -> float | None:
         """What an outer scale divides its scope's amax by."""
@@ -242,9 +247,9 @@ RULES: dict[str, Rule] = {
         Rule("four_over_six_mae", partial(four_over_six, measure=_absolute), 256.0, _FOUR_OVER_SIX),
         Rule("four_over_six_absmax", partial(four_over_six, measure=_largest), 256.0, _FOUR_OVER_SIX),
         Rule("unbiased", unbiased, 448.0 * 16 / 17, "arXiv 2601.22813, section 3"),
-        Rule("if4", if4, 448.0, "Four over Six's repository, IF4"),
-        Rule("rceil", partial(power_of_two, up=True), None, "arXiv 2506.08027; PTX cvt.rp.satfinite.ue8m0x2"),
-        Rule("floor", partial(power_of_two, up=False), None, "OCP Microscaling Formats v1.0, section 6.3"),
-        Rule("amax", amax, None, "arXiv 2412.19437, section 3.3"),
+        Rule("if4", if4, 448.0, "Four over Six's repository, IF4", alternative=INT4),
+        Rule("rceil", partial(power_of_two, up=True), None, "arXiv 2506.08027; PTX cvt.rp.satfinite.ue8m0x2", E8M0),
+        Rule("floor", partial(power_of_two, up=False), None, "OCP Microscaling Formats v1.0, section 6.3", E8M0),
+        Rule("amax", amax, None, "arXiv 2412.19437, section 3.3", None),
     )
 }

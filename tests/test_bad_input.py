@@ -161,7 +161,7 @@ CALLS: list[tuple[Any, tuple, dict[str, Any], str]] = [
     (nm.requantize, (Q, nm.MXFP8), {}, "STOCHASTIC needs random"),
     (nm.dequantize, (X,), {}, "q is a torch.float32 tensor .*pass what nm.quantize returns"),
     (nm.dequantize, (Q, "float32"), {}, r"dtype is 'float32' \(str\): pass a torch dtype such as torch.float32"),
-    (Q.dequantize, (torch.int32,), {}, "dtype=torch.int32 holds no fractions"),
+    (Q.dequantize, (torch.int32,), {}, "dtype=torch.int32: pass float32"),
     (Q.rows, ([0, 1],), {}, f"index {TENSOR}"),
     (Q.rows, (torch.tensor([0.0]),), {}, "index has dtype torch.float32: pass int64 or int32"),
     (Q.rows, (torch.tensor([[0]]),), {}, r"index has shape \(1, 1\): pass one axis of row numbers"),
@@ -196,7 +196,7 @@ CALLS: list[tuple[Any, tuple, dict[str, Any], str]] = [
     (BlockFormat, ("X", nm.E2M1, 16, "E4M3", nm.NVFP4.rule), {}, "scale is 'E4M3'"),
     (BlockFormat, ("X", nm.E2M1, 16, nm.E4M3, "nvfp4"), {}, "rule is 'nvfp4'"),
     (BlockFormat, ("X", nm.E2M1, 16.0, nm.E4M3, nm.NVFP4.rule), {}, "block is 16.0"),
-    (BlockFormat, ("X", nm.E2M1, 0, nm.E4M3, nm.NVFP4.rule), {}, "block=0 of format X: pass 1 or more"),
+    (BlockFormat, ("X", nm.E2M1, 0, nm.E4M3, nm.NVFP4.rule), {}, "block=0 of format X: pass a power of two"),
     # random words
     (nm.philox, ((1.0, 2.0), (0, 0, 0, 0)), {}, r"a word of key is 1.0 \(float\): pass integers in \[0, 2\^32\)"),
     (nm.philox, ((1, 2), "four"), {}, "counter is 'four'"),

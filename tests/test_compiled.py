@@ -97,15 +97,6 @@ def test_the_formula_decodes_every_code() -> None:
         assert_equal((compiled._decode_by_formula(codes, fmt),), (nm.decode(codes, fmt),))
 
 
-@pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 64])
-def test_the_partition_by_arithmetic_is_the_partition(length: int) -> None:
-    # memoization apart, which returns the very object
-    got, expected = compiled._partition(length, 16, None), nm.quantizer.Partition.of(length, 16, None)
-    for name, value in vars(expected).items():
-        other = getattr(got, name)
-        assert torch.equal(other, value) if isinstance(value, Tensor) else other == value
-
-
 @pytest.mark.parametrize("fmt", [nm.NVFP4, nm.MXFP8], ids=lambda fmt: fmt.name)
 @pytest.mark.parametrize("shape", [(40,), (3, 24, 40), (7, 250)])
 def test_ragged_blocks_and_other_shapes(shape: tuple[int, ...], fmt: nm.BlockFormat, compiler: None) -> None:
@@ -147,11 +138,24 @@ def test_groups_too(compiler: None) -> None:
     assert_equal(compiled.compile(run)(x), run(x))
 
 
-def test_quantize_is_one_graph(compiler: None) -> None:
+def stochastic(x: Tensor) -> Tensor:
+    return nm.requantize(nm.quantize(x, nm.NVFP4), nm.MXFP8, random=nm.Random((0, 1))).dequantize()
+
+
+GRAPHS = {
+    "four over six": lambda x: parts(x, nm.NVFP4_46),
+    "groups": lambda x: nm.quantize(x, nm.MXFP8, 0, groups=(0, 5, 5, 32)).dequantize(),
+    "runs": lambda x: nm.quantize(x, nm.NVFP4, outer=32).dequantize(),
+    "stochastic": stochastic,
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_quantizer_is_one_graph(name: str, compiler: None) -> None:
     """What makes it fast: no step leaves the compiled code."""
     compiled._prepare()
-    explained = torch._dynamo.explain(lambda x: parts(x, nm.NVFP4_46))(torch.randn(32, 64))
-    assert (explained.graph_count, explained.graph_break_count) == (1, 0)
+    explained = torch._dynamo.explain(GRAPHS[name])(torch.randn(32, 64))
+    assert (explained.graph_count, explained.graph_break_count) == (1, 0), explained.break_reasons
 
 
 FALLBACK = """
@@ -176,6 +180,11 @@ def test_without_a_compiler_one_notice_and_the_same_bits(tmp_path: Path) -> None
     assert (run.returncode, run.stdout) == (0, "equal\n"), run.stderr
     assert run.stderr.startswith("fourbit: nothing is compiled, same bits, more time: ")
     assert run.stderr.count("\n") == 1 and "no-such-compiler" in run.stderr
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(TypeError, match="function is 5"):
+        compiled.compile(5)  # type: ignore[type-var]
 
 
 def test_errors_of_the_function_are_its_own() -> None:
