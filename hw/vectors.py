@@ -45,6 +45,11 @@ FAMILIES = {
 }
 RULE = "A pack that differs in one byte of the index or of a tensor file has another version."
 EQUALITY = "bitwise; any NaN of a float32 output equals any other"
+NOTES = (
+    "float32 arrays also carry BF16 numbers, whose low 16 bits are 0. Nothing is flushed: subnormal numbers count. "
+    "PTX is NVIDIA's PTX ISA; fl(x) is x rounded to float32. Where prose says that no public source settles a bit, the "
+    "expected one is this project's reading."
+)
 _DTYPES = {"uint8": "U8", "uint16": "U16", "uint32": "U32", "int64": "I64", "float32": "F32"}
 
 
@@ -102,8 +107,8 @@ def family(file: str, cases: list[Case]) -> tuple[bytes, list[dict[str, Any]]]:
             "operation": case.operation,
             "prose": case.prose,
             "parameters": case.parameters,
-            "inputs": {key: entry(f"{case.name}/{key}", x) for key, x in case.inputs.items()},
-            "outputs": {key: entry(f"{case.name}/{key}", x) for key, x in case.outputs.items()},
+            "inputs": {key: entry(f"{case.name}/in/{key}", x) for key, x in case.inputs.items()},
+            "outputs": {key: entry(f"{case.name}/out/{key}", x) for key, x in case.outputs.items()},
             "equality": EQUALITY,
         }
         for case in cases
@@ -128,6 +133,7 @@ def build() -> dict[str, bytes]:
         "pack": "fourbit conformance vectors",
         "version": VERSION,
         "rule": RULE,
+        "notes": NOTES,
         "files": {file: {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()} for file, raw in files.items()},
         "cases": sorted(entries, key=lambda entry: entry["name"]),
     }

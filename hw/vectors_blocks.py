@@ -61,13 +61,17 @@ def prose(
     if fmt.scale is nm.E4M3:
         limit = f"{nm.scales.RULES[name].outer_max(element):.9g}"
         text += " " + _OUTER[scope].format(limit=limit, rest=_REST.format(limit=limit))
-    text += " " + _RULES[name].format(max=f"{element.max:g}", element=element.name)
-    text += f" {element.name} rounds to nearest even" if not stochastic else f" {element.name} rounds stochastically"
-    text += f", saturates at {element.max:g} and keeps the sign of x, of zeros too."
+    largest = "127/64" if element.kind == "fixed" else f"{element.max:g}"
+    text += " " + _RULES[name].format(max=largest, element=element.name)
+    text += f" {element.name} rounds {'stochastically' if stochastic else 'to nearest even'}, saturates at {largest} "
+    text += "and -127/64." if element.kind == "fixed" else "and keeps the sign of x, of zeros too."
     if stochastic:
         text += " random_bits holds the 16 bits r of each element. " + stochastic_rule(element)
-    nan = 0x7F if fmt.scale is nm.E4M3 else 0xFF
-    return text + f" A block with a NaN or an infinity has scale 0x{nan:X} and all codes 0x{element.max_code:X}."
+    nan, scale = (0x7F, "E4M3") if fmt.scale is nm.E4M3 else (0xFF, "E8M0")
+    return (
+        f"{text} A block with a NaN or an infinity has scale 0x{nan:X} and all codes 0x{element.max_code:X}. "
+        f"The cases decode/{element.name} and decode/{scale} tell what codes mean."
+    )
 
 
 def parts(q: nm.BlockTensor) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from .vectors_case import Case, all_bfloat16, bell, breakpoints, case, from_bits
 
 FLOATS = (nm.E2M1, nm.E2M3, nm.E3M2, nm.E4M3, nm.E5M2)
 FORMATS = (*FLOATS, nm.S2F6, nm.E8M0)
-MODES = {"nearest_even": Rounding.NEAREST_EVEN, "toward_zero": Rounding.TOWARD_ZERO}
+MODES = {"nearest_even": "rn", "toward_zero": "rz"}
 E8M0_MODES = ("rz", "rz.satfinite", "rp", "rp.satfinite")
 
 
@@ -68,6 +68,11 @@ def saturation(fmt: nm.Format) -> str:
     )
 
 
+def lowest(word: Tensor, fmt: nm.Format) -> Tensor:
+    """The code in the lowest field of an instruction's result: what the element type's own rule gives."""
+    return (word.to(torch.int64) & ((1 << fmt.bits) - 1)).to(torch.uint8)
+
+
 def _inputs(fmt: nm.Format) -> dict[str, Tensor]:
     return {"breakpoints": breakpoints(fmt), "bfloat16": all_bfloat16()}
 
@@ -83,11 +88,12 @@ def _cast(fmt: nm.Format, mode: str, data: str) -> Case:
     x = _inputs(fmt)[data]
     how = {"nearest_even": "to the nearest value, ties to the even code", "toward_zero": "toward zero"}[mode]
     prose = f"""float32 to {fmt.name}, one code per byte, rounded once {how}. {saturation(fmt)} {layout(fmt)}
-        This is PTX cvt.{"rn" if mode == "nearest_even" else "rz"}.satfinite, element by element."""
+        This is PTX cvt.{MODES[mode]}.satfinite, element by element."""
     if data == "bfloat16":
         prose += " The input is every BF16 number, as float32."
     parameters = {"format": fmt.name, "rounding": mode, "saturate": True}
-    codes = {"codes": nm.encode(x, fmt, MODES[mode])}
+    word = nm.ptx.instructions()[f"cvt.{MODES[mode]}.satfinite.{fmt.name.lower()}x2.f32"](x, x)
+    codes = {"codes": lowest(word, fmt)}
     return case(f"cast/{fmt.name}/{mode}/{data}", "cast", prose, parameters, {"x": x}, codes)
 
 
@@ -105,7 +111,7 @@ def _cast_e8m0(mode: str, data: str) -> Case:
     prose = f"""The magnitude of float32, rounded {way}, as an E8M0 code: the sign is ignored. 2^-127 and less, zero
         too, become 0x00. {beyond} NaN becomes 0xFF. {layout(nm.E8M0)} This is PTX {text}, element by element."""
     word = nm.ptx.instructions()[text](x, x)
-    codes = (word.to(torch.int32) & 0xFF).to(torch.uint8)
+    codes = lowest(word, nm.E8M0)
     named = {"rz": "toward_zero", "rp": "toward_positive"}[rounding]
     parameters = {"format": "E8M0", "rounding": named, "saturate": bool(saturating)}
     name = f"cast/E8M0/{named}{'' if saturating else '_nonsaturating'}/{data}"
@@ -133,11 +139,14 @@ def _stochastic(fmt: nm.Format) -> Case:
     leading = torch.floor((inside - below) / step * 65536).to(torch.int64)
     arbitrary = words(len(points), 30 + fmt.bits) >> 16
     bits = torch.stack((0 * leading, 65535 - leading, (65536 - leading).clamp(max=65535), arbitrary), -1)
-    x = points.repeat_interleave(4)
-    codes = nm.encode(x, fmt, Rounding.STOCHASTIC, random_bits=bits.flatten())
+    x, bits = points.repeat_interleave(4), bits.flatten()
+    zero = torch.zeros_like(x)  # of the four operands, the last one takes its bits straight
+    word = bits if fmt.bits > 4 else ((bits >> 8) << 16) | (bits & 0xFF)
+    word = nm.ptx.instructions()[f"cvt.rs.satfinite.{fmt.name.lower()}x4.f32"](zero, zero, zero, x, word)
+    codes = lowest(word, fmt)
     prose = f"""float32 to {fmt.name}, one code per byte, rounded stochastically with 16 random bits r per element.
         {stochastic_rule(fmt)} {saturation(fmt)} {layout(fmt)}"""
-    inputs = {"x": x, "random_bits": bits.flatten().numpy().astype("uint16")}
+    inputs = {"x": x, "random_bits": bits.numpy().astype("uint16")}
     parameters = {"format": fmt.name, "rounding": "stochastic", "saturate": True}
     return case(f"cast/{fmt.name}/stochastic", "cast", prose, parameters, inputs, {"codes": codes})
 

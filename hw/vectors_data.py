@@ -24,6 +24,7 @@ def e4m3_patterns(outer_max: float) -> dict[str, Tensor]:
     subnormal = torch.cat((torch.tensor([outer_max]), crossings[crossings < 6 * 2.0**-6]))
     return {
         **_common(16),
+        "huge": huge(16, -1.0),
         "ties": ties(nm.E2M1, scales.to(torch.float32), 16),
         "scale_breakpoints": with_maximum(crossings, 16, 200),
         "subnormal_scales": with_maximum(subnormal, 16, 201),
@@ -39,6 +40,7 @@ def e8m0_patterns(element: nm.Format) -> dict[str, Tensor]:
     edges = edges[torch.isfinite(edges) & (edges > 0)]
     return {
         **_common(32),
+        "huge": huge(32, -1.0 if element.kind == "float" else 1.0),
         "ties": ties(element, powers([-20, 0, 13]), 32),
         "scale_breakpoints": with_maximum(edges, 32, 202),
         "one_value": torch.tensor([[0.3]]),
@@ -51,8 +53,6 @@ def _common(block: int) -> dict[str, Tensor]:
     zero_blocks[0, :block] = 0.0
     zero_blocks[1, block : 2 * block] = -0.0
     zero_blocks[2] = 0.0
-    huge = bell((4, 4 * block), 212) * 2.0**125
-    huge[0, 0], huge[3, block] = FLT_MAX, -FLT_MAX
     zero_tensor = torch.zeros(2, 2 * block)
     zero_tensor[1, ::3] = -0.0
     return {
@@ -65,8 +65,15 @@ def _common(block: int) -> dict[str, Tensor]:
         "not_finite": not_finite(block),
         "tiny": bell((4, 4 * block), 218) * 2.0**-120,
         "subnormal": bell((4, 4 * block), 219) * 2.0**-133,
-        "huge": huge,
     }
+
+
+def huge(block: int, sign: float) -> Tensor:
+    """Numbers up to FLT_MAX and `sign` * FLT_MAX. Blocks of S2F6 saturate there, and what a negative number saturates
+    to is not settled for the instruction: they get a positive one."""
+    x = bell((4, 4 * block), 212) * 2.0**125
+    x[0, 0], x[3, block] = FLT_MAX, sign * FLT_MAX
+    return x
 
 
 def not_finite(block: int) -> Tensor:
