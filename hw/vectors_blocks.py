@@ -162,7 +162,8 @@ def _scopes(fmt: nm.BlockFormat) -> list[Case]:
 def _choices() -> list[Case]:
     """Four-over-six where it is close, where it ties, and the errors that it compares."""
     exact = torch.zeros(6, 16)
-    exact[0, :4], exact[1, 5] = torch.tensor([6.0, 3.0, -1.5, 0.0]), 2.0  # both choices without error: a tie, 6
+    # both choices without error: ties, 6
+    exact[0, :4], exact[1, 5:8] = torch.tensor([6.0, 3.0, -1.5, 0.0]), torch.tensor([6.0, -12.0, 3.0])
     exact[2, :4] = torch.tensor([10.0, 20.0, 30.0, 40.0])  # 4, without error
     exact[3, :8] = torch.tensor([6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.5, -6.0])
     exact[4, :2], exact[5, :3] = torch.tensor([448.0, -336.0]), torch.tensor([2.0**-9, 2.0**-8, 3 * 2.0**-9])

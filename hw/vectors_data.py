@@ -117,8 +117,8 @@ def with_maximum(magnitudes: Tensor, block: int, stream: int) -> Tensor:
 
 
 def close_choices(count: int) -> Tensor:
-    """(count, 16): of many BF16 blocks those where mapping the maximum to 6 and to 4 errs almost equally."""
-    x = truncated(bell((4096, 16), 220))
+    """(count, 16): of 2^15 BF16 blocks those where mapping the maximum to 6 and to 4 errs almost equally."""
+    x = truncated(bell((1 << 15, 16), 220))
     one = torch.ones(1, 1)
     six, four = (nm.quantize(x, nm.NVFP4_46, outer=one, rule=f"static_{m}") for m in (6, 4))
     error6, error4 = (squared_error(q, x).squeeze(-1) for q in (six, four))
