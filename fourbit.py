@@ -49,6 +49,12 @@ def _bench(argv: list[str]) -> int:
     return bench_numerics.main(argv)
 
 
+def _vectors(argv: list[str]) -> int:
+    from hw import vectors
+
+    return vectors.main(argv)
+
+
 def _formats(argv: list[str]) -> int:
     from numerics import show
 
@@ -74,6 +80,7 @@ COMMANDS: dict[str, Command] = {
     "train": Command("train a model under a recipe", _train),
     "study": Command("list, run NAME or report: questions, measurements and figures", _study),
     "validate": Command("compare the kernels on this machine with the emulation, bit for bit", _validate),
+    "vectors": Command("write the conformance pack: golden vectors that need nothing else of fourbit", _vectors),
     "bench": Command("time the emulation beside a copy and other packages: bench numerics", _bench),
     "formats": Command("print tables of the element and block formats", _formats),
     "show": Command("take one code of a format apart, or encode a number: show E4M3 0x6C", _show),
