@@ -33,7 +33,7 @@ from . import vectors_blocks, vectors_casts, vectors_products, vectors_random, v
 from .vectors_case import Case
 
 VERSION = 1
-HASH = "7d43dbacbf0709a90855eb07c84e8a140f558891e46d1d24356acb7564d6dc54"
+HASH = "0708ee95ddf49928f8855ac50e0e80977b685c8e48d0c2888fc33fc9e0a45b54"
 
 INDEX, READER = "index.json", "vectors_reader.py"
 FAMILIES = {

@@ -205,11 +205,12 @@ RULES = {"nvfp4": nvfp4, "four_over_six": four_over_six, "unbiased": unbiased, "
 
 
 def dequantize(p, codes, scales, outer=None):
-    """(code * scale) * outer."""
+    """(code * scale) * outer, float32's largest number where a product of finite numbers overflows."""
     folded, back = blocks(codes, p)
     scale = np.moveaxis(decode(scales, p["scale"]), p["axis"], -1)
-    values = back(decode(folded, p["element"]) * scale[..., None])
-    return values if outer is None else values * outer
+    largest = np.finfo(np.float32).max
+    values = np.clip(back(decode(folded, p["element"]) * scale[..., None]), -largest, largest)
+    return values if outer is None else np.clip(values * outer, -largest, largest)
 
 
 def pack(codes):
