@@ -97,7 +97,8 @@ def dequantize_case(name: str, q: nm.BlockTensor, scope: str) -> Case:
     """Back to float32: the products in their order."""
     text = f"""Values of stored codes, float32: (value of the {q.fmt.element.name} code * scale of its block)"""
     text += "" if q.outer is None else " * outer"
-    text += ", in this order, each product rounded once, subnormals kept, and at most 2^128 - 2^104 in magnitude; a NaN scale gives NaN."
+    text += ", in this order, each product rounded once, subnormals kept, and at most 2^128 - 2^104 in magnitude;"
+    text += " a NaN scale gives NaN."
     parameters = facts(q.fmt, scope, q.axis, rule=q.rule, **_offsets(q.groups))
     return case(f"dequantize/{name}", "dequantize", text, parameters, parts(q), {"values": q.dequantize()})
 
