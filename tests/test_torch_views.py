@@ -383,6 +383,27 @@ def test_from_torch_rejects_other_tensors():
         from_torch(replace(two, scales=[two.scales[0], torch.ones(3)]), nm.NVFP4)
 
 
+def test_from_torch_takes_no_lists_that_contradict_each_other():
+    two, one = as_torch(nm.quantize(sample(4, 64), nm.NVFP4)), as_torch(nm.quantize(sample(4, 64), nm.MXFP8))
+    for name in ("scales", "recipes", "swizzles"):
+        short = {name: getattr(two, name)[:1]}
+        with pytest.raises(ValueError, match=r"operand has [12] scales, [12] recipes and [12] swizzles: .* as many"):
+            from_torch(replace(two, **short), nm.NVFP4)
+    for wrong in (None, 0, "SWIZZLE_32_4_4"):
+        with pytest.raises(TypeError, match=rf"operand.swizzles\[0\] is {wrong!r} .*: use a member of .*SwizzleType"):
+            from_torch(replace(one, swizzles=[wrong]), nm.MXFP8)
+        with pytest.raises(TypeError, match=rf"operand.swizzles\[1\] is {wrong!r}"):
+            from_torch(replace(two, swizzles=[two.swizzles[0], wrong]), nm.NVFP4)
+        with pytest.raises(TypeError, match=rf"operand.recipes\[0\] is {wrong!r} .*: use a member of .*ScalingType"):
+            from_torch(replace(one, recipes=[wrong]), nm.MXFP8)
+    with pytest.raises(ValueError, match=r"operand.recipes\[1\] is .*BlockWise1x16.*: .* TensorWise"):
+        from_torch(replace(two, recipes=two.recipes[:1] * 2), nm.NVFP4)
+    with pytest.raises(ValueError, match=r"operand.swizzles\[1\] is .*SWIZZLE_32_4_4.*: .*NO_SWIZZLE"):
+        from_torch(replace(two, swizzles=two.swizzles[:1] * 2), nm.NVFP4)
+    with pytest.raises(ValueError, match=r"operand has an outer of shape \(4, 1\) and a second scale: pass one"):
+        from_torch(replace(two, outer=torch.ones(4, 1)), nm.NVFP4)
+
+
 def test_every_product_is_tried_here():
     tried = {(f.element, f.scale, f.block, f.tile if f.scale is None else 1) for f in FORMATS + FP32}
     assert set(PRODUCTS) - tried == {(nm.E2M1, nm.UE4M3, 16, 1)}  # the same bytes as E4M3's
