@@ -134,8 +134,14 @@ def test_empty_and_added():
         (lambda a: nm.matmul(nm.quantize(a, nm.MXFP8, axis=0), a), "a has its blocks along axis 0.*use .mT"),
         (lambda a: nm.matmul(a, torch.ones(2, 3, 32), groups=[0, 32]), "groups has 2 offsets: b holds 2 experts"),
         (lambda a: nm.matmul(a[:1], a[:3], c=torch.zeros(5, 3)), r"c has shape \(5, 3\): the product has \(1, 3\)"),
-        (lambda a: nm.matmul(a[:1], a[:3], c=torch.zeros(1, 1, 3)), r"c has shape \(1, 1, 3\): the product has \(1, 3\)"),
-        (lambda a: nm.matmul(a, a[None], c=torch.zeros(2, 32), groups=[0, 32]), r"c has shape \(2, 32\): .* \(32, 32\)"),
+        (
+            lambda a: nm.matmul(a[:1], a[:3], c=torch.zeros(1, 1, 3)),
+            r"c has shape \(1, 1, 3\): the product has \(1, 3\)",
+        ),
+        (
+            lambda a: nm.matmul(a, a[None], c=torch.zeros(2, 32), groups=[0, 32]),
+            r"c has shape \(2, 32\): .* \(32, 32\)",
+        ),
         (lambda a: nm.matmul(a, a, c=torch.zeros(2, 32, 32), groups=[0, 32]), r"c has .*the product has \(1, 32, 32\)"),
     ],
 )

@@ -283,7 +283,7 @@ def test_a_record_that_cannot_be_written_is_told_first(
     for out in (tmp_path / "file" / "record.json", tmp_path / ("x" * 255), "/proc/x", "/proc/new/x"):
         with pytest.raises(ValueError, match=rf"^out='{out}' cannot be written \(.+\); name a file in a folder that"):
             validate.main([*FAST, "--out", str(out)])
-    with pytest.raises(ValueError, match="^out='/dev/null' is no file; name a file"):
+    with pytest.raises(ValueError, match=r"^out='/dev/null' is no file; name a file"):
         validate.main([*FAST, "--out", "/dev/null"])
     assert capsys.readouterr().out == "" and [path.name for path in tmp_path.iterdir()] == ["file"]
 
