@@ -77,7 +77,7 @@ def _transform(x: Any, size: int, signs: Tensor | None, axis: int, inverse: bool
     return y.numpy() if is_numpy else y
 
 
-def _checked_signs(signs: Any, size: int) -> Tensor:
+def _checked_signs(signs: Tensor, size: int) -> Tensor:
     """`signs` as float32. Errors as `hadamard`."""
     require_tensor(signs, "signs")
     remedy = "pass +1 and -1, as nm.hadamard_signs gives them"

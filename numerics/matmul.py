@@ -57,20 +57,16 @@ def matmul(a: Operand, b: Operand, accumulator: str = "exact", c: Tensor | None 
     offsets = _offsets(groups, a, b)
     if c is not None:
         _require_fit(c, _shape(a, b, offsets))
-    with _without_autocast(c if c is not None else a.codes if isinstance(a, BlockTensor) else a):
-        out = _product(a, b, exact_product if accumulator == "exact" else _library_product, accumulator, offsets)
-        return out if c is None else out + c.to(torch.float32)
+    with _without_autocast((a.codes if isinstance(a, BlockTensor) else a).device.type):
+        out = _product(a, b, accumulator, offsets)
+    return out if c is None else out + c.to(torch.float32)
 
 
-def _product(
-    a: Operand,
-    b: Operand,
-    product: Callable[[Tensor, Tensor], Tensor],
-    accumulator: str,
-    offsets: tuple[int, ...] | None,
-) -> Tensor:
+def _product(a: Operand, b: Operand, accumulator: str, offsets: tuple[int, ...] | None) -> Tensor:
+    """a @ b.T of checked operands."""
     inner_a, outer_a = _operand(a, "a", accumulator)
     inner_b, outer_b = _operand(b, "b", accumulator)
+    product = exact_product if accumulator == "exact" else _library_product
     if offsets is None:
         return _scaled(product(inner_a, inner_b), outer_a, outer_b)
     if len(b.shape) == 3:
@@ -88,9 +84,8 @@ def _shape(a: Operand, b: Operand, offsets: tuple[int, ...] | None) -> tuple[int
     return (*lead, a.shape[-2], b.shape[-2])
 
 
-def _without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """Switches autocast off for the device type of `x`, where there is one."""
-    kind = x.device.type
+def _without_autocast(kind: str) -> AbstractContextManager[Any]:
+    """Switches autocast off for a type of device, where there is one."""
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 

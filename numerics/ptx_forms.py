@@ -20,8 +20,8 @@ from .formats import S2F6
 from .ptx_arithmetic import ROUNDINGS, Packed
 from .ptx_questions import assumed
 
-_SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
-_INTEGERS = (*_SIGNED, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+_UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, *_UNSIGNED)
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,11 @@ class Form:
 
 def run(form: Form, operands: tuple[Any, ...], scale: Any = None, rbits: Any = None) -> Any:
     """The instruction on operands as its function takes them; errors as there."""
-    tensors, is_numpy = _numbers(form, operands) if form.source is None else _packed(operands[0], form.source.width)
-    first = tensors[0]
-    if form.source is not None:
+    if form.source is None:
+        tensors, is_numpy = _numbers(form, operands)
+        first = tensors[0]
+    else:
+        first, is_numpy = _integers(operands[0], "a", form.source.width)
         codes = form.source.split(_in_range(first, "a", form.source.width))
         _require_codes(codes, form.source)
         tensors = [arithmetic.values(code, form.source) for code in codes]
@@ -97,12 +99,6 @@ def _numbers(form: Form, operands: tuple[Any, ...]) -> tuple[list[Tensor], bool]
             raise TypeError(f"{name} has dtype {tensor.dtype}: {form.text} takes float32; convert it first")
         _require_like(tensor, name, tensors[0])
     return tensors, checked[0][1]
-
-
-def _packed(value: Any, width: int) -> tuple[list[Tensor], bool]:
-    """The operand `a` that holds packed elements, and whether it came as numpy."""
-    tensor, is_numpy = _integers(value, "a", width)
-    return [tensor], is_numpy
 
 
 def _require_like(tensor: Tensor, name: str, first: Tensor) -> None:

@@ -223,8 +223,7 @@ def _require_second_scale(operand: TorchOperand) -> None:
         raise ValueError(f"operand.swizzles[1] is {operand.swizzles[1]}: an outer scale has SwizzleType.NO_SWIZZLE")
     if operand.outer is not None:
         raise ValueError(
-            f"operand has an outer of shape {tuple(operand.outer.shape)} and a second scale: pass one of them, the "
-            "outer scale; multiply the other into it"
+            f"operand has an outer of shape {tuple(operand.outer.shape)} and a second scale: pass one, their product"
         )
 
 

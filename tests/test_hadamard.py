@@ -80,7 +80,7 @@ def test_a_sign_is_plus_or_minus_one(wrong: float, transform):
 def test_signs_of_any_dtype(dtype: torch.dtype):
     x, signs = _data(2, 96), nm.hadamard_signs(32, (1, 2))
     assert torch.equal(nm.hadamard(x, 32, signs.to(dtype)), nm.hadamard(x, 32, signs))
-    with pytest.raises(TypeError, match="signs have dtype torch.uint8: pass"):
+    with pytest.raises(TypeError, match=r"signs have dtype torch.uint8: pass"):
         nm.hadamard(x, 32, signs.to(torch.uint8))
 
 
