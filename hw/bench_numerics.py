@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import io
 import os
 import sys
 import time
@@ -32,6 +33,7 @@ import numerics as nm
 from numerics import compiled
 
 from .device import DeviceAbsent, describe, resolve
+from .record import require_writable, write_whole
 
 COPY, E2M1_PEER, E4M3_PEER = "copy", "E2M1 encode, ml_dtypes", "E4M3 encode, torch"
 QUANTIZE, FOUR_OVER_SIX, REQUANTIZE = "NVFP4", "four-over-six", "NVFP4 to MXFP8, stochastic"
@@ -62,10 +64,10 @@ class BenchConfig:
     """CPU threads of torch."""
     repeats: int = 15
     """Measured runs of each operation; 5 with --fast."""
-    modes: tuple[Literal["eager", "compiled"], ...] = ("eager", "compiled")
-    """How ours run."""
+    modes: tuple[Literal["eager", "compiled"], ...] | None = None
+    """How ours run; default both, on a CPU with --fast eager alone."""
     fast: bool = False
-    """A smaller matrix, fewer runs and nothing compiled on a CPU."""
+    """A smaller matrix, fewer runs and, unless --modes says so, nothing compiled on a CPU."""
     out: Path | None = None
     """CSV file for the table."""
 
@@ -218,7 +220,8 @@ def _peers(x: Tensor) -> list[Operation]:
 def measure(config: BenchConfig) -> list[Row]:
     """The table of one run.
 
-    Raises: ValueError for a size, a number of threads or of repeats that cannot be; DeviceAbsent.
+    Raises: ValueError for a size, modes, a number of threads or of repeats that cannot be, or an `out` that cannot be
+    written; DeviceAbsent. Nothing is measured then.
     """
     device = resolve(config.device)
     columns, whole = 4096, 1 << (28 if device.type == "cuda" else 24)
@@ -228,8 +231,12 @@ def measure(config: BenchConfig) -> list[Row]:
     for name in ("threads", "repeats"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name}={getattr(config, name)}: use 1 or more")
+    if config.modes == ():
+        raise ValueError("modes=(): name eager, compiled or both, or leave it out")
+    require_writable(config.out)
     repeats, before = min(config.repeats, 5) if config.fast else config.repeats, torch.get_num_threads()
-    modes = ("eager",) if config.fast and device.type == "cpu" else config.modes
+    usual = ("eager",) if config.fast and device.type == "cpu" else ("eager", "compiled")
+    modes = usual if config.modes is None else config.modes
     x = torch.randn(size // columns, columns, generator=torch.Generator().manual_seed(0)).to(device)
     torch.set_num_threads(config.threads)
     try:
@@ -256,11 +263,11 @@ def report(rows: list[Row]) -> str:
 
 def write_csv(rows: list[Row], path: Path) -> None:
     """One line per row, a header first; an absent number is empty."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, [field.name for field in fields(Row)])
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in rows)
+    write_whole(path, text.getvalue())
 
 
 def main(argv: list[str]) -> int:

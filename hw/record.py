@@ -1,4 +1,4 @@
-"""The JSON record of a validation: what was compared, where, with which code, and what came out.
+"""The JSON record of a validation: what was compared, where, with which code, and what came out; files written whole.
 
 command, date, versions (with a digest of the numerics folder), config, reference, then the result: a status,
 totals, and one line for each case.
@@ -25,12 +25,34 @@ from .device import describe
 
 
 def require_writable(out: Path | None) -> None:
-    """Make the folder of `out`. Raises: ValueError if `out` is a folder; OSError if its folder cannot be made."""
+    """Make the folder of `out` and see that `write_whole` can write there; commands ask before they work.
+
+    Raises: ValueError if `out` is a folder or a device, or if it cannot be written.
+    """
     if out is None:
         return
-    if out.is_dir():
-        raise ValueError(f"out={str(out)!r} is a folder; name a file")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if out.exists() and not out.is_file():
+            raise ValueError(f"out={str(out)!r} is {'a folder' if out.is_dir() else 'no file'}; name a file")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial_file = _partial(out)
+        partial_file.touch()
+        partial_file.unlink()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ValueError(
+            f"out={str(out)!r} cannot be written ({reason}); name a file in a folder that can be written"
+        ) from error
+
+
+def write_whole(out: Path, text: str) -> None:
+    """Write a file, whole or not at all, line ends as they are in `text`."""
+    _partial(out).write_text(text, "utf-8", newline="")
+    os.replace(_partial(out), out)
+
+
+def _partial(out: Path) -> Path:
+    return out.with_name(out.name + ".partial")
 
 
 def write_record(out: Path | None, config: dict[str, Any], result: dict[str, Any]) -> None:
@@ -44,10 +66,7 @@ def write_record(out: Path | None, config: dict[str, Any], result: dict[str, Any
     versions["sources of numerics, sha256"] = _sources()
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     about = {"command": "validate", "date": date, "versions": versions, "config": config}
-    text = _json({**about, "reference": describe(torch.device("cpu")), **result})
-    partial_file = out.with_name(out.name + ".partial")
-    partial_file.write_text(text + "\n", "utf-8")
-    os.replace(partial_file, out)
+    write_whole(out, _json({**about, "reference": describe(torch.device("cpu")), **result}) + "\n")
 
 
 def _sources() -> str:

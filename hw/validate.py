@@ -219,7 +219,7 @@ def main(argv: list[str]) -> int:
     """Run `fourbit validate` with `argv`; return the exit status of the module's docstring.
 
     Raises:
-        ValueError: a bad argument. OSError: `out` cannot be written.
+        ValueError: a bad argument, an `out` that cannot be written included; nothing has run then.
     """
     config = tyro.cli(ValidateConfig, args=argv, prog="fourbit validate")
     _check(config)

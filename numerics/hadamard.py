@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import axis_of, integer, require_kind, require_tensor
-from .codes import as_tensor, require_float
-from .philox import philox_words
+from .arguments import FLOATS, axis_of, integer, require_kind, require_tensor
+from .codes import as_tensor, require_float, step_by_step
+from .philox import philox
 
 SIZES = (16, 32, 64, 128)
 
@@ -26,15 +26,17 @@ SIZES = (16, 32, 64, 128)
 def hadamard_signs(size: int, key: tuple[int, int]) -> Tensor:
     """Random signs from Philox: sign i is bit i % 32 of word i // 32 of counter (0, 0, 0, 0).
 
-    Returns: float32 of +-1, shape (size,), on the CPU. Raises: ValueError for a size that no transform has.
+    Args: size: one of SIZES. key: integers, taken modulo 2^32.
+    Returns: float32 of +-1, shape (size,), on the CPU.
+    Raises: TypeError for other kinds of arguments. ValueError for a size that no transform has, a key that is no pair.
     """
     _require_size(size)
     require_kind(key, (tuple, list), "key", "pass a pair of integers, such as (seed, layer)")
     if len(key) != 2:
         raise ValueError(f"key={key}: pass a pair of integers")
     key = (integer(key[0], "key[0]", "pass integers"), integer(key[1], "key[1]", "pass integers"))
-    words = philox_words(key, tuple(torch.zeros(1, dtype=torch.int64) for _ in range(4)))
-    bits = torch.stack([word >> shift & 1 for word in words for shift in range(32)])[:size, 0]
+    words = philox(key, (0, 0, 0, 0)).tolist()
+    bits = torch.tensor([word >> shift & 1 for word in words for shift in range(32)][:size])
     return (1 - 2 * bits).to(torch.float32)
 
 
@@ -43,11 +45,12 @@ def hadamard(x: Any, size: int = 32, signs: Tensor | None = None, axis: int = -1
 
     Args:
         x: floating point, torch or numpy; computed in FP32. size: one of 16, 32, 64, 128, dividing the axis.
-        signs: +-1, shape (size,), the same for every block; None: all +1.
+        signs: +-1, shape (size,), the same for every block; None: all +1. On a GPU, and when compiled, their values
+            are not looked at.
 
     Returns: float32, shape and kind of `x`.
     Raises: TypeError for other kinds of arguments (signs are a torch tensor). ValueError for another size, an axis that
-    `x` does not have or that the size does not divide, signs of another shape.
+    `x` does not have or that the size does not divide, signs of another shape or, on a CPU, other than +1 and -1.
     """
     return _transform(x, size, signs, axis, inverse=False)
 
@@ -64,20 +67,29 @@ def _transform(x: Any, size: int, signs: Tensor | None, axis: int, inverse: bool
     _require_size(size)
     if tensor.shape[axis] % size:
         raise ValueError(f"axis {axis} of x has length {tensor.shape[axis]}: size={size} does not divide it")
-    if signs is not None:
-        require_tensor(signs, "signs")
-        if signs.dtype.is_complex or signs.dtype == torch.bool:
-            raise TypeError(f"signs have dtype {signs.dtype}: pass +1 and -1, as nm.hadamard_signs gives them")
-    if signs is not None and tuple(signs.shape) != (size,):
-        raise ValueError(f"signs has shape {tuple(signs.shape)}: one sign per element of a block, ({size},)")
-    signs = torch.ones(size) if signs is None else signs
-    signs = signs.to(device=tensor.device, dtype=torch.float32)
+    signs = torch.ones(size) if signs is None else _checked_signs(signs, size)
+    signs = signs.to(device=tensor.device)
     y = tensor.to(torch.float32).movedim(axis, -1)
     shape = y.shape
     y = y.unflatten(-1, (shape[-1] // size, size))
     y = _butterfly(y) * signs if inverse else _butterfly(y * signs)
     y = y.reshape(shape).movedim(-1, axis)
     return y.numpy() if is_numpy else y
+
+
+def _checked_signs(signs: Tensor, size: int) -> Tensor:
+    """`signs` as float32. Errors as `hadamard`."""
+    require_tensor(signs, "signs")
+    remedy = "pass +1 and -1, as nm.hadamard_signs gives them"
+    if signs.dtype not in (*FLOATS, torch.int8, torch.int16, torch.int32, torch.int64):
+        raise TypeError(f"signs have dtype {signs.dtype}: {remedy}")
+    if tuple(signs.shape) != (size,):
+        raise ValueError(f"signs has shape {tuple(signs.shape)}: one sign per element of a block, ({size},)")
+    wrong = signs.abs() != 1
+    if step_by_step(signs.device) and bool(wrong.any()):
+        place = int(wrong.nonzero()[0, 0])
+        raise ValueError(f"signs[{place}] is {signs[place].item()}: {remedy}")
+    return signs.to(torch.float32)
 
 
 def _require_size(size: Any) -> None:

@@ -6,6 +6,8 @@ the contraction stays outside: result = sum * fl(outer_a * outer_b). One that va
     "fp32"   the library's FP32 product: its order, hence its bits, depend on shape, threads and device
     "exact"  the exact sum, rounded once to FP32: the same bits everywhere, for any split or order
 
+Autocast, which would have the library multiply in another precision, is switched off around either.
+
 `exact` works in float64. If the exponents at hand prove that every partial sum fits 53 bits, one float64 product is
 exact in any order. Otherwise each operand is cut into slices narrow enough that every product of two slices is
 provably exact (Ozaki, Ogita, Oishi and Rump, Numerical Algorithms 59, 2012); the few float64 results are added as a
@@ -15,18 +17,20 @@ non-overlapping expansion (Shewchuk 1997, grow-expansion), rounded to odd, then 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .arguments import broadcasts, require_kind, require_same_device, require_tensor, shown
+from .arguments import broadcasts, require_kind, require_same_device, require_tensor
 from .blocks import BlockTensor
 from .partition import check_groups
 
 Operand = BlockTensor | Tensor
 ACCUMULATORS = ("exact", "fp32")
+_PLAIN = (torch.float32, torch.float16, torch.bfloat16)  # dtypes that are used as they are
 
 
 def matmul(a: Operand, b: Operand, accumulator: str = "exact", c: Tensor | None = None, groups: Any = None) -> Tensor:
@@ -36,7 +40,8 @@ def matmul(a: Operand, b: Operand, accumulator: str = "exact", c: Tensor | None 
         a: (..., M, K), b: (..., N, K): BlockTensors with blocks along their last axis, or plain tensors (float32 or
             narrower, used as they are). The two outer scales of a result multiply each other first: their product
             must be a float32 number, which holds for outers between 2^-63 and 2^63. accumulator: "exact" or "fp32".
-        c: float32 like the result, added to the FP32 product with one more rounding; None: nothing.
+        c: float32 or narrower, broadcasting to the result; added to the FP32 product with one more rounding. None:
+            nothing.
         groups: offsets of E expert groups. With b (E, N, K) they cut the rows of a (T, K): row t meets its expert's
             b, and the result is (T, N). With b (N, T) they cut the contraction of a (M, T): the result is (E, M, N).
 
@@ -44,25 +49,44 @@ def matmul(a: Operand, b: Operand, accumulator: str = "exact", c: Tensor | None 
         float32 (..., M, N), or as said under `groups`.
 
     Raises:
-        TypeError: operands of another kind. ValueError: dtypes that are not used as they are, contraction lengths that
+        TypeError: operands of another kind, dtypes that are not used as they are. ValueError: contraction lengths that
         differ, blocks along another axis, groups that do not cover theirs, an unknown accumulator, a `c` that does not
         fit.
     """
     _check(a, b, accumulator, c, groups)
+    offsets = _offsets(groups, a, b)
+    if c is not None:
+        _require_fit(c, _shape(a, b, offsets))
+    with _without_autocast((a.codes if isinstance(a, BlockTensor) else a).device.type):
+        out = _product(a, b, accumulator, offsets)
+    return out if c is None else out + c.to(torch.float32)
+
+
+def _product(a: Operand, b: Operand, accumulator: str, offsets: tuple[int, ...] | None) -> Tensor:
+    """a @ b.T of checked operands."""
     inner_a, outer_a = _operand(a, "a", accumulator)
     inner_b, outer_b = _operand(b, "b", accumulator)
     product = exact_product if accumulator == "exact" else _library_product
-    if groups is None:
-        out = _scaled(product(inner_a, inner_b), outer_a, outer_b)
-    elif len(b.shape) == 3:
-        out = _grouped_rows(product, inner_a, inner_b, outer_a, outer_b, _offsets(groups, a.shape[0], b.shape[0]))
+    if offsets is None:
+        return _scaled(product(inner_a, inner_b), outer_a, outer_b)
+    if len(b.shape) == 3:
+        return _grouped_rows(product, inner_a, inner_b, outer_a, outer_b, offsets)
+    sums = [product(inner_a[:, i:j], inner_b[:, i:j]) for i, j in pairwise(offsets)]
+    return _scaled(torch.stack(sums), outer_a, outer_b)
+
+
+def _shape(a: Operand, b: Operand, offsets: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Of the result."""
+    if offsets is None:
+        lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     else:
-        offsets = _offsets(groups, a.shape[-1], None)
-        sums = [product(inner_a[:, i:j], inner_b[:, i:j]) for i, j in pairwise(offsets)]
-        out = _scaled(torch.stack(sums), outer_a, outer_b)
-    if c is not None and (c.ndim > out.ndim or not broadcasts(c.shape, out.shape)):
-        raise ValueError(f"c has shape {tuple(c.shape)}: the product has {tuple(out.shape)}; make them equal")
-    return out if c is None else out + c
+        lead = torch.Size(() if len(b.shape) == 3 else (len(offsets) - 1,))
+    return (*lead, a.shape[-2], b.shape[-2])
+
+
+def _without_autocast(kind: str) -> AbstractContextManager[Any]:
+    """Switches autocast off for a type of device, where there is one."""
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def _check(a: Any, b: Any, accumulator: Any, c: Any, groups: Any) -> None:
@@ -81,13 +105,22 @@ def _check(a: Any, b: Any, accumulator: Any, c: Any, groups: Any) -> None:
         raise ValueError(f"{shapes}: their leading axes must broadcast")
     if groups is not None and (len(a.shape) != 2 or len(b.shape) not in (2, 3)):
         raise ValueError(f"{shapes}: groups take a (T, K) with b (E, N, K), or a (M, T) with b (N, T)")
+    for name, x in (("a", a), ("b", b)):
+        if isinstance(x, Tensor) and x.dtype not in _PLAIN:
+            raise TypeError(f"{name} is {x.dtype}: pass float32, float16 or bfloat16, or what nm.quantize returns")
     first, second = (x.codes if isinstance(x, BlockTensor) else x for x in (a, b))
     require_same_device(second, "b", first, "a")
     if c is not None:
         require_tensor(c, "c")
-        if not c.dtype.is_floating_point:
-            raise TypeError(f"c is {shown(c)}: pass float32")
+        if c.dtype not in _PLAIN:
+            raise TypeError(f"c has dtype {c.dtype}: pass float32, float16 or bfloat16")
         require_same_device(c, "c", first, "a")
+
+
+def _require_fit(c: Tensor, shape: tuple[int, ...]) -> None:
+    """Raises ValueError unless `c` broadcasts to the result's shape without enlarging it."""
+    if c.ndim > len(shape) or any(n not in (1, m) for n, m in zip(reversed(c.shape), reversed(shape), strict=False)):
+        raise ValueError(f"c has shape {tuple(c.shape)}: the product has {shape}; make them equal")
 
 
 def _library_product(a: Tensor, b: Tensor) -> Tensor:
@@ -103,10 +136,12 @@ def _scaled(sums: Tensor, outer_a: Tensor | None, outer_b: Tensor | None) -> Ten
     return sums * (outer_a * outer_b.mT)
 
 
-def _offsets(groups: Any, length: int, experts: int | None) -> tuple[int, ...]:
-    offsets = check_groups(groups, length)
-    assert offsets is not None
-    if experts is not None and len(offsets) != experts + 1:
+def _offsets(groups: Any, a: Operand, b: Operand) -> tuple[int, ...] | None:
+    """`groups` checked against the axis that they cut and the experts of `b`."""
+    grouped_rows = len(b.shape) == 3
+    offsets = check_groups(groups, a.shape[0 if grouped_rows else -1])
+    if offsets is not None and grouped_rows and len(offsets) != b.shape[0] + 1:
+        experts = b.shape[0]
         raise ValueError(f"groups has {len(offsets)} offsets: b holds {experts} experts, so {experts + 1} are needed")
     return offsets
 
@@ -131,8 +166,6 @@ def _grouped_rows(
 def _operand(x: Operand, name: str, accumulator: str) -> tuple[Tensor, Tensor | None]:
     """The factor inside the sum and the factor outside (broadcasting to (..., rows, 1)), if there is one."""
     if isinstance(x, Tensor):
-        if x.dtype == torch.float64 or not x.dtype.is_floating_point:
-            raise ValueError(f"{name} is {x.dtype}: pass float32, float16 or bfloat16")
         return x.to(torch.float32), None
     if x.axis != x.codes.ndim - 1:
         raise ValueError(

@@ -37,8 +37,8 @@ def philox(key: Any, counter: Any, rounds: int = 10) -> Any:
     """Four 32-bit words per counter.
 
     Args:
-        key: integers in [0, 2^32), shape (..., 2). counter: likewise, shape (..., 4); leading shapes broadcast.
-            Torch tensors, numpy arrays or nested sequences of ints.
+        key: integers of any size, taken modulo 2^32, shape (..., 2). counter: likewise, shape (..., 4); leading shapes
+            broadcast. Torch tensors, numpy arrays or nested sequences of ints.
         rounds: 10 in Philox-4x32-10.
 
     Returns:
@@ -60,10 +60,10 @@ def philox(key: Any, counter: Any, rounds: int = 10) -> Any:
 
 
 def as_words(value: Any, name: str, count: int) -> tuple[Tensor, bool]:
-    """`value` (..., count) as int64 words in [0, 2^32), and whether it came as numpy. Errors as `philox`."""
+    """`value` (..., count) modulo 2^32 as int64 words, and whether it came as numpy. Errors as `philox`."""
     if isinstance(value, (list, tuple)):
         _require_nested(value, name)
-        value = torch.tensor(value, dtype=torch.int64)
+        value = torch.tensor(_wrapped(value), dtype=torch.int64)
     tensor, is_numpy = as_tensor(value, name)
     require_integers(tensor, name, "pass integers in [0, 2^32)")
     if tensor.ndim == 0 or tensor.shape[-1] != count:
@@ -90,8 +90,13 @@ def _require_nested(value: Any, name: str) -> tuple[int, ...]:
     return (len(value), *(shapes.pop() if shapes else ()))
 
 
+def _wrapped(value: Any) -> Any:
+    """Nested sequences of ints modulo 2^32: larger ints than int64's have a place in no tensor."""
+    return [_wrapped(part) for part in value] if isinstance(value, (list, tuple)) else int(value) & _MASK
+
+
 def philox_words(key: Sequence[Any], counter: Sequence[Any], rounds: int = 10) -> tuple[Tensor, ...]:
-    """The ten rounds on separate words: ints or int64 tensors that broadcast; returns four int64 tensors."""
+    """The ten rounds on separate words in [0, 2^32): ints or int64 tensors that broadcast; gives four int64 tensors."""
     k0, k1 = key
     c0, c1, c2, c3 = counter
     for _ in range(rounds):
@@ -113,7 +118,8 @@ class Random:
     """The random words of one tensor.
 
     Args:
-        key: (seed, step). counter: (layer * 64 + role, grain * experts); see the module docstring. 32-bit words.
+        key: (seed, step). counter: (layer * 64 + role, grain * experts); see the module docstring. Integers, taken
+            modulo 2^32.
         rows: offsets of the experts' rows when the quantized axis runs along features: a row then counts within its
             expert. None: all lines belong to expert 0, or to the leading index of a tensor with three axes.
     """
@@ -138,7 +144,8 @@ class Random:
         """One 16-bit field per element of every group.
 
         Args:
-            expert, line, group: int64 tensors that broadcast to (...,): one counter per group of 16 elements.
+            expert, line, group: int64 tensors that broadcast to (...,): one counter per group of 16 elements. Modulo
+                2^32, like the sum of expert and counter[1]; expert may be an int.
             element_bits: width of an element's code: up to 4 takes the E2M1 split of a word, else the 8-bit one.
 
         Returns:
@@ -151,7 +158,7 @@ class Random:
         require_tensor(group, "group", (torch.int64,))
         require_tensor(line, "line", (torch.int64,))
         if not isinstance(expert, Tensor):
-            integer(expert, "expert", "pass an integer or an int64 tensor")
+            expert = integer(expert, "expert", "pass an integer or an int64 tensor") & _MASK
         experts, line, group = torch.broadcast_tensors(torch.as_tensor(expert, device=group.device), line, group)
         parts = chunks(group.numel(), 4, group.device)
         if len(parts) <= 1:
@@ -163,9 +170,10 @@ class Random:
         return out.view(*group.shape, GROUP)
 
     def _fields(self, expert: Tensor, line: Tensor, group: Tensor, element_bits: int) -> Tensor:
-        c0, c1 = torch.full_like(group, self.counter[0] & _MASK), (expert + self.counter[1]) & _MASK
-        key = (self.key[0] & _MASK, self.key[1] & _MASK)
-        words = torch.stack(philox_words(key, (c0, c1, line, group)), dim=-1)
+        # int: numpy's narrow integers cannot be masked
+        key, (first, second) = [int(word) & _MASK for word in self.key], [int(word) & _MASK for word in self.counter]
+        c0, c1 = torch.full_like(group, first), (expert + second) & _MASK
+        words = torch.stack(philox_words(key, (c0, c1, line & _MASK, group & _MASK)), dim=-1)
         if element_bits <= 4:
             low = ((words >> 8) & 0xFF00) | (words & 0xFF)
             high = ((words >> 16) & 0xFF00) | ((words >> 8) & 0xFF)

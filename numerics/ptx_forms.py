@@ -9,14 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from . import ptx_arithmetic as arithmetic
+from .arguments import integer, require_same_device, shown
 from .codes import as_tensor
 from .formats import S2F6
 from .ptx_arithmetic import ROUNDINGS, Packed
 from .ptx_questions import assumed
+
+_UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, *_UNSIGNED)
 
 
 @dataclass(frozen=True)
@@ -62,16 +67,12 @@ class Form:
 
 def run(form: Form, operands: tuple[Any, ...], scale: Any = None, rbits: Any = None) -> Any:
     """The instruction on operands as its function takes them; errors as there."""
-    checked = [as_tensor(value, name) for name, value in zip(form.operands, operands, strict=True)]
-    tensors, is_numpy = [tensor for tensor, _ in checked], checked[0][1]
-    first = tensors[0]
-    for name, tensor in zip(form.operands, tensors, strict=True):
-        if tensor.shape != first.shape:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}: a has {tuple(first.shape)}; make them equal")
-        if form.source is None and tensor.dtype != torch.float32:
-            raise TypeError(f"{name} has dtype {tensor.dtype}: {form.text} takes float32; convert it first")
-    if form.source is not None:
-        codes = form.source.split(_word(first, "a", form.source.width, first))
+    if form.source is None:
+        tensors, is_numpy = _numbers(form, operands)
+        first = tensors[0]
+    else:
+        first, is_numpy = _integers(operands[0], "a", form.source.width)
+        codes = form.source.split(_in_range(first, "a", form.source.width))
         _require_codes(codes, form.source)
         tensors = [arithmetic.values(code, form.source) for code in codes]
     if form.scaled:
@@ -84,8 +85,26 @@ def run(form: Form, operands: tuple[Any, ...], scale: Any = None, rbits: Any = N
             tensors = [arithmetic.multiplied(x, s, form.source) for x, s in pairs]
     if form.relu:
         tensors = [arithmetic.relu(x) for x in tensors]
-    word = form.destination.join(_convert(form, tensors, None if rbits is None else _word(rbits, "rbits", 32, first)))
+    random = _word(rbits, "rbits", 32, first) if form.rounding == "rs" else None
+    word = form.destination.join(_convert(form, tensors, random))
     return word.numpy() if is_numpy else word
+
+
+def _numbers(form: Form, operands: tuple[Any, ...]) -> tuple[list[Tensor], bool]:
+    """float32 operands, and whether the first came as numpy."""
+    checked = [as_tensor(value, name) for name, value in zip(form.operands, operands, strict=True)]
+    tensors = [tensor for tensor, _ in checked]
+    for name, tensor in zip(form.operands, tensors, strict=True):
+        if tensor.dtype != torch.float32:
+            raise TypeError(f"{name} has dtype {tensor.dtype}: {form.text} takes float32; convert it first")
+        _require_like(tensor, name, tensors[0])
+    return tensors, checked[0][1]
+
+
+def _require_like(tensor: Tensor, name: str, first: Tensor) -> None:
+    if tensor.shape != first.shape:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}: a has {tuple(first.shape)}; make them equal")
+    require_same_device(tensor, name, first, "a")
 
 
 def _convert(form: Form, tensors: list[Tensor], rbits: Tensor | None) -> list[Tensor]:
@@ -105,22 +124,42 @@ def _convert(form: Form, tensors: list[Tensor], rbits: Tensor | None) -> list[Te
 
 def _word(value: Any, name: str, width: int, like: Tensor) -> Tensor:
     """The operand's bits as int64, shape of `like`; an int serves every element."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        tensor = torch.full(like.shape, value, dtype=torch.int64, device=like.device)
-    else:
-        tensor, _ = as_tensor(value, name)
-        if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
-            raise TypeError(f"{name} has dtype {tensor.dtype}: pass {width}-bit words as integers")
-        if tensor.shape != like.shape:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}: a has {tuple(like.shape)}; make them equal")
-        if tensor.dtype.is_signed and 8 * tensor.dtype.itemsize == width:
-            return tensor.to(torch.int64) & ((1 << width) - 1)  # a register's bits in a signed type
-        tensor = tensor.to(torch.int64)
-    if tensor.numel():
-        low, high = (int(end) for end in torch.aminmax(tensor))
-        if low < 0 or high >= 1 << width:
-            raise ValueError(f"{name} reaches from {low} to {high}: pass {width}-bit words, 0 to {(1 << width) - 1}")
-    return tensor
+    if hasattr(value, "__index__") and not isinstance(value, (Tensor, np.ndarray)):
+        word = integer(value, name, f"pass {width}-bit words as integers")
+        _require_range(word, word, name, width)
+        return torch.full(like.shape, word, dtype=torch.int64, device=like.device)
+    tensor, _ = _integers(value, name, width)
+    _require_like(tensor, name, like)
+    return _in_range(tensor, name, width)
+
+
+def _integers(value: Any, name: str, width: int) -> tuple[Tensor, bool]:
+    """A tensor or array of integers as a tensor, and whether it came as numpy."""
+    remedy = f"pass {width}-bit words as integers, in a torch tensor or a numpy array"
+    if not isinstance(value, (Tensor, np.ndarray)) or (isinstance(value, np.ndarray) and value.dtype.kind not in "iu"):
+        raise TypeError(f"{name} is {shown(value)}: {remedy}")
+    tensor, is_numpy = as_tensor(value, name)
+    if tensor.dtype not in _INTEGERS:
+        raise TypeError(f"{name} has dtype {tensor.dtype}: {remedy}")
+    return tensor, is_numpy
+
+
+def _in_range(tensor: Tensor, name: str, width: int) -> Tensor:
+    """Words as int64. Raises ValueError for one beyond `width` bits."""
+    words = tensor.to(torch.int64)
+    if tensor.dtype.is_signed and 8 * tensor.dtype.itemsize == width:
+        return words & ((1 << width) - 1)  # a register's bits in a signed type
+    if words.numel():
+        # the upper half of uint64 is negative in int64: half the range is taken off before, and put back after
+        offset = 1 << 63 if tensor.dtype == torch.uint64 else 0
+        low, high = (int(end) + offset for end in torch.aminmax(words ^ -(1 << 63) if offset else words))
+        _require_range(low, high, name, width)
+    return words
+
+
+def _require_range(low: int, high: int, name: str, width: int) -> None:
+    if low < 0 or high >= 1 << width:
+        raise ValueError(f"{name} reaches from {low} to {high}: pass {width}-bit words, 0 to {(1 << width) - 1}")
 
 
 def _require_codes(codes: list[Tensor], source: Packed) -> None:

@@ -137,7 +137,7 @@ Returns:
 
 Raises:
     TypeError: {wrong}.
-    ValueError: shapes that differ; a word beyond its width{"; bits above a 6-bit code" * _has_padding(source)}.
+    ValueError: shapes or devices differ; a word beyond its width{"; bits above a 6-bit code" * _has_padding(source)}.
 
 PTX ISA {version}; {targets}.
 Open, see OPEN_QUESTIONS: {", ".join(touching) or "nothing"}."""

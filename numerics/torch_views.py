@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType
 
-from .arguments import require_kind, require_tensor
+from .arguments import require_kind, require_same_device, require_tensor
 from .blocks import BlockFormat, BlockTensor
 from .formats import E2M1, E4M3, E5M2, E8M0, UE4M3, Format
 from .layout import unpack_nibbles
@@ -157,7 +157,9 @@ def from_torch(operand: TorchOperand, fmt: BlockFormat, rule: str = "unknown") -
         rule: how they were made, a label for `BlockTensor.rule`.
 
     Raises:
-        TypeError: arguments of another kind. ValueError: dtypes or sizes that do not belong to `fmt`.
+        TypeError: arguments of another kind. ValueError: dtypes or sizes that do not belong to `fmt`; lists that differ
+        in length; a second scale that is not one for the whole tensor or expert; two outer scales, as second scale and
+        as `operand.outer`.
     """
     require_kind(fmt, BlockFormat, "fmt", "pass a block format such as nm.NVFP4")
     _require_torch_operand(operand)
@@ -196,10 +198,33 @@ def _require_torch_operand(operand: Any) -> None:
         require_kind(parts, (list, tuple), f"operand.{name}", "pass a list, the block scales' entry first")
         if len(parts) not in (1, 2):
             raise ValueError(f"operand.{name} has {len(parts)} entries: pass one, or two with an outer scale")
+    counts = [len(operand.scales), len(operand.recipes), len(operand.swizzles)]
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"operand has {counts[0]} scales, {counts[1]} recipes and {counts[2]} swizzles: pass as many of each"
+        )
     for place, scale in enumerate(operand.scales):
         require_tensor(scale, f"operand.scales[{place}]")
+        require_same_device(scale, f"operand.scales[{place}]", operand.data, "operand.data")
+        for name, kind in (("recipes", ScalingType), ("swizzles", SwizzleType)):
+            remedy = f"use a member of torch.nn.functional.{kind.__name__}"
+            require_kind(getattr(operand, name)[place], kind, f"operand.{name}[{place}]", remedy)
     if operand.outer is not None:
         require_tensor(operand.outer, "operand.outer", (torch.float32,))
+    if counts[0] == 2:
+        _require_second_scale(operand)
+
+
+def _require_second_scale(operand: TorchOperand) -> None:
+    """The second of two scales is the outer scale, one per tensor or expert, and the only one."""
+    if operand.recipes[1] is not ScalingType.TensorWise:
+        raise ValueError(f"operand.recipes[1] is {operand.recipes[1]}: an outer scale has ScalingType.TensorWise")
+    if operand.swizzles[1] is not SwizzleType.NO_SWIZZLE:
+        raise ValueError(f"operand.swizzles[1] is {operand.swizzles[1]}: an outer scale has SwizzleType.NO_SWIZZLE")
+    if operand.outer is not None:
+        raise ValueError(
+            f"operand has an outer of shape {tuple(operand.outer.shape)} and a second scale: pass one, their product"
+        )
 
 
 def _product(fmt: BlockFormat) -> Product:

@@ -219,6 +219,12 @@ CALLS: list[tuple[Any, tuple, dict[str, Any], str]] = [
     (RANDOM.fields, (0, X, LONG, 4), {}, "line has dtype torch.float32: pass int64"),
     (RANDOM.fields, ("a", LONG, LONG, 4), {}, "expert is 'a'"),
     (RANDOM.fields, (0, LONG, LONG, "4"), {}, "element_bits is '4'"),
+    # NVIDIA's conversions
+    (nm.ptx.cvt_rs_satfinite_e2m1x4_f32, (X, X, X, X, None), {}, r"rbits is None \(NoneType\): pass 32-bit words"),
+    (nm.ptx.cvt_rs_satfinite_e2m1x4_f32, (X, X, X, X, 2**70), {}, "rbits reaches from 1180591620717411303424"),
+    (nm.ptx.cvt_rs_satfinite_e2m1x4_f32, (X, X, None, X, 1), {}, "e is None"),
+    (nm.ptx.cvt_rn_satfinite_e2m1x2_f32, (X, X.to("meta")), {}, "b is on meta: a is on cpu; move"),
+    (nm.ptx.cvt_rn_f16x2_e4m3x2, (7,), {}, r"a is 7 \(int\): pass 16-bit words"),
     # Hadamard
     *(
         call
@@ -232,6 +238,8 @@ CALLS: list[tuple[Any, tuple, dict[str, Any], str]] = [
             (function, (X, 32, np.ones(32)), {}, "signs is a numpy float64 array of shape .*pass a torch tensor"),
             (function, (X, 32, [1.0] * 32), {}, f"signs {TENSOR}"),
             (function, (X, 32, torch.ones(32) > 0), {}, "signs have dtype torch.bool"),
+            (function, (X, 32, 2 * torch.ones(32)), {}, r"signs\[0\] is 2.0: pass \+1 and -1"),
+            (function, (X, 32, torch.ones(32).to(torch.float8_e4m3fn)), {}, "signs have dtype torch.float8_e4m3fn"),
             (function, (X, 32, torch.ones(16)), {}, r"signs has shape \(16,\): one sign per element"),
             (function, (X, 32, None, 3), {}, "axis=3: x has shape .*use -2 to 1"),
             (function, (X, 32, None, 1.0), {}, "axis is 1.0"),
@@ -256,7 +264,10 @@ CALLS: list[tuple[Any, tuple, dict[str, Any], str]] = [
     (nm.matmul, (X, X, 3), {}, r"accumulator is 3 \(int\): use one of exact"),
     (nm.matmul, (X, X, "tf32"), {}, "accumulator='tf32': use one of exact"),
     (nm.matmul, (X, X), {"c": 1.0}, f"c {TENSOR}"),
-    (nm.matmul, (X, X), {"c": LONG}, "c is a torch.int64 tensor .*pass float32"),
+    (nm.matmul, (X, X), {"c": LONG}, "c has dtype torch.int64: pass float32"),
+    (nm.matmul, (X, X), {"c": X.double()}, "c has dtype torch.float64: pass float32"),
+    (nm.matmul, (X[:1], X[:3]), {"c": torch.ones(5, 3)}, r"c has shape \(5, 3\): the product has \(1, 3\)"),
+    (nm.matmul, (X, X.to(torch.float8_e4m3fn)), {}, "b is torch.float8_e4m3fn: pass float32"),
     (nm.matmul, (X, X), {"c": torch.ones(3, 4)}, r"c has shape \(3, 4\): the product has \(4, 4\)"),
     (nm.matmul, (X, X.to("meta")), {}, "b is on meta: a is on cpu"),
     (nm.matmul, (X, W), {"groups": "all"}, "groups is 'all'"),
@@ -301,6 +312,8 @@ CALLS: list[tuple[Any, tuple, dict[str, Any], str]] = [
     (from_torch, (replace(OPERAND, outer=torch.ones(3, 1)), nm.MXFP8), {}, r"outer has shape \(3, 1\)"),
     (from_torch, (replace(OPERAND, scales=[OPERAND.scales[0][:-16]]), nm.MXFP8), {}, "swizzled has 496 bytes"),
     (from_torch, (OPERAND, nm.NVFP4), {}, "NVFP4 is"),
+    (from_torch, (replace(OPERAND, swizzles=[None]), nm.MXFP8), {}, r"operand.swizzles\[0\] is None"),
+    (from_torch, (replace(OPERAND, scales=OPERAND.scales * 2), nm.MXFP8), {}, "operand has 2 scales, 1 recipes and 1"),
     # measures
     (metrics.error, ([1.0], X), {}, r"x is \[1.0\]"),
     (metrics.error, (X, None), {}, "x_q is None"),

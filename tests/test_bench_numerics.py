@@ -76,11 +76,50 @@ def test_it_runs_and_writes_what_it_prints(tmp_path: Path, capsys: pytest.Captur
     assert all(row["operation"] in printed and float(row["seconds"]) > 0 for row in rows)
     assert {row["verdict"] for row in rows if row["target"]} <= {"met", "missed"}
     assert "131072 float32 elements" in printed
+    assert [path.name for path in out.parent.iterdir()] == ["bench.csv"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "modes"),
+    [
+        ([], ("eager", "compiled")),
+        (["--fast"], ("eager",)),
+        (["--modes", "compiled"], ("compiled",)),
+        (["--fast", "--modes", "compiled"], ("compiled",)),
+        (["--fast", "--modes", "compiled", "eager"], ("compiled", "eager")),
+        (["--modes", "eager"], ("eager",)),
+    ],
+)
+def test_the_modes_that_are_named_are_the_ones_that_run(
+    argv: list[str], modes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def operations(x: torch.Tensor, modes: tuple[str, ...]) -> list[bench.Operation]:
+        asked.append(modes)
+        return [bench.Operation(bench.COPY, "torch", lambda: None)]
+
+    monkeypatch.setattr(bench, "operations", operations)
+    assert bench.main(["numerics", "--size", "131072", "--repeats", "1", *argv]) == 0
+    assert asked == [modes]
+
+
+@pytest.mark.parametrize("out", ["file/bench.csv", "folder", "/proc/bench.csv", "/proc/new/bench.csv", "/dev/null"])
+def test_a_table_that_cannot_be_written_is_told_first(
+    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    monkeypatch.setattr(bench, "operations", lambda *_: pytest.fail("measured"))
+    with pytest.raises(ValueError, match=r"^out='.*' (cannot be written \(.+\)|is a folder|is no file).*; name a file"):
+        bench.main(["numerics", "--fast", "--size", "131072", "--out", str(tmp_path / out)])
+    assert capsys.readouterr().out == "" and sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
+        (["numerics", "--modes"], r"modes=\(\): name eager, compiled or both"),
         (["numerics", "--size", "1000"], "size=1000: use a positive multiple of 131072"),
         (["numerics", "--size", "0"], "size=0"),
         (["numerics", "--threads", "0"], "threads=0: use 1 or more"),

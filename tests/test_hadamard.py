@@ -67,6 +67,28 @@ def test_bad_arguments_are_named(size: int, signs: torch.Tensor | None, message:
         nm.hadamard(_data(2, 96), size, signs)
 
 
+@pytest.mark.parametrize("transform", [nm.hadamard, nm.hadamard_inverse])
+@pytest.mark.parametrize("wrong", [2.0, float("nan"), 0.0, -1.5, float("inf")])
+def test_a_sign_is_plus_or_minus_one(wrong: float, transform):
+    signs = nm.hadamard_signs(32, (1, 2))
+    signs[5] = wrong
+    with pytest.raises(ValueError, match=rf"signs\[5\] is {wrong}: pass \+1 and -1, as nm.hadamard_signs gives them"):
+        transform(_data(2, 96), 32, signs)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bfloat16, torch.float64])
+def test_signs_of_any_dtype(dtype: torch.dtype):
+    x, signs = _data(2, 96), nm.hadamard_signs(32, (1, 2))
+    assert torch.equal(nm.hadamard(x, 32, signs.to(dtype)), nm.hadamard(x, 32, signs))
+    with pytest.raises(TypeError, match=r"signs have dtype torch.uint8: pass"):
+        nm.hadamard(x, 32, signs.to(torch.uint8))
+
+
+@pytest.mark.parametrize("shift", [2**32, -(2**32), 2**70])
+def test_words_of_the_key_count_modulo_two_to_the_32(shift: int):
+    assert torch.equal(nm.hadamard_signs(128, (7 + shift, 8 + shift)), nm.hadamard_signs(128, (7, 8)))
+
+
 def test_signs_follow_philox_bit_by_bit():
     """Bit i of word 0 of Philox(0, 0), 0x6627e8d5, from the lowest: a set bit is -1."""
     bits = [0x6627E8D5 >> i & 1 for i in range(32)]

@@ -133,12 +133,64 @@ def test_empty_and_added():
         (lambda a: nm.matmul(a, a, "tf32"), "accumulator='tf32': use one of exact, fp32"),
         (lambda a: nm.matmul(nm.quantize(a, nm.MXFP8, axis=0), a), "a has its blocks along axis 0.*use .mT"),
         (lambda a: nm.matmul(a, torch.ones(2, 3, 32), groups=[0, 32]), "groups has 2 offsets: b holds 2 experts"),
-        (lambda a: nm.matmul(a.double(), a), "a is torch.float64: pass float32"),
+        (lambda a: nm.matmul(a[:1], a[:3], c=torch.zeros(5, 3)), r"c has shape \(5, 3\): the product has \(1, 3\)"),
+        (
+            lambda a: nm.matmul(a[:1], a[:3], c=torch.zeros(1, 1, 3)),
+            r"c has shape \(1, 1, 3\): the product has \(1, 3\)",
+        ),
+        (
+            lambda a: nm.matmul(a, a[None], c=torch.zeros(2, 32), groups=[0, 32]),
+            r"c has shape \(2, 32\): .* \(32, 32\)",
+        ),
+        (lambda a: nm.matmul(a, a, c=torch.zeros(2, 32, 32), groups=[0, 32]), r"c has .*the product has \(1, 32, 32\)"),
     ],
 )
 def test_bad_arguments_are_named(call, message: str):
     with pytest.raises(ValueError, match=message):
         call(torch.ones(32, 32))
+
+
+WRONG = [torch.float64, torch.int32, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu]
+
+
+@pytest.mark.parametrize("accumulator", ["exact", "fp32"])
+@pytest.mark.parametrize("dtype", [*WRONG, torch.float4_e2m1fn_x2])
+def test_other_dtypes_are_refused(dtype: torch.dtype, accumulator: str):
+    a = torch.ones(4, 4)
+    wrong = torch.zeros(4, 4, dtype=torch.uint8).view(dtype) if dtype.itemsize == 1 else a.to(dtype)
+    remedy = "pass float32, float16 or bfloat16"
+    for call in (lambda: nm.matmul(wrong, a, accumulator), lambda: nm.matmul(a, wrong, accumulator)):
+        with pytest.raises(TypeError, match=rf"^[ab] is {dtype}: {remedy}"):
+            call()
+    with pytest.raises(TypeError, match=rf"^c has dtype {dtype}: {remedy}"):
+        nm.matmul(a, a, accumulator, c=wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_c_broadcasts_to_the_product_and_never_enlarges_it(dtype: torch.dtype):
+    a, b = _spread((2, 3, 40), 3, 8), _spread((5, 40), 3, 9)
+    product = nm.matmul(a, b)
+    for shape in ((2, 3, 5), (3, 5), (5,), (2, 1, 5), (2, 3, 1), (1, 1), ()):
+        c = _spread(shape, 3, 10).to(dtype)
+        got = nm.matmul(a, b, c=c)
+        assert got.dtype == torch.float32 and torch.equal(got, product + c.to(torch.float32))
+
+
+@pytest.mark.parametrize("accumulator", ["exact", "fp32"])
+def test_autocast_leaves_products_alone(accumulator: str):
+    a, b = _spread((6, 64), 3, 11), _spread((5, 64), 3, 12)
+    q, w = nm.quantize(a, nm.NVFP4, outer="row"), nm.quantize(b, nm.NVFP4)
+    groups, stacked = (0, 2, 6), torch.stack((b, b.flip(0)))
+
+    def products() -> list[torch.Tensor]:
+        plain = [nm.matmul(x, y, accumulator, c=torch.ones(5)) for x, y in ((a, b), (q, w))]
+        return [*plain, nm.matmul(a, stacked, accumulator, groups=groups)]
+
+    expected = products()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = products()
+        assert torch.is_autocast_enabled("cpu") and (a @ b.mT).dtype == torch.bfloat16, "on again afterwards"
+    assert all(x.dtype == torch.float32 and torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("terms", [129, 1025])

@@ -108,6 +108,31 @@ def test_fields_are_uniform():
         assert float((fields.mean(0) - 32767.5).abs().max()) < 5 * 18918.6 / 2**8
 
 
+def test_words_count_modulo_two_to_the_32():
+    """Of any size and sign, in every kind of argument."""
+    key, counter = (3, 2**32 - 1), (2**32 - 2, 0, 5, 2**31)
+    expected = nm.philox(key, counter)
+    assert int(expected.min()) >= 0 and int(expected.max()) < 2**32
+    for shift in (2**32, -(2**32), 2**70, -(2**70), 2**32 * (2**200 + 1)):
+        far = [[word + shift for word in words] for words in (key, counter)]
+        assert torch.equal(nm.philox(*far), expected), shift
+        assert torch.equal(nm.philox(key, [far[1], counter]), torch.stack((expected, expected))), shift
+    wrapped = torch.tensor(counter) - 2**32
+    assert torch.equal(nm.philox(key, wrapped), expected)
+    assert np.array_equal(nm.philox(key, wrapped.numpy().view(np.uint64)), expected.numpy())
+
+
+@pytest.mark.parametrize("shift", [2**32, -(2**32), 2**70, -(2**70)])
+def test_fields_take_their_words_modulo_two_to_the_32(shift: int):
+    line, group = torch.arange(3)[:, None], torch.arange(5)
+    expected = nm.Random((1, 7), (9, 2**32 - 1)).fields(2, line, group, 4)
+    far = nm.Random((1 + shift, 7 + shift), (9 + shift, 2**32 - 1 + shift))
+    assert torch.equal(far.fields(2 + shift, line, group, 4), expected)
+    assert torch.equal(nm.Random((np.uint8(1), 7), (np.uint8(9), -1)).fields(2, line, group, 4), expected)
+    if abs(shift) < 2**63:
+        assert torch.equal(far.fields(torch.tensor(2 + shift), line + shift, group + shift, 4), expected)
+
+
 def test_errors():
     with pytest.raises(ValueError, match="key has shape"):
         nm.philox((1, 2, 3), (0, 0, 0, 0))

@@ -240,3 +240,58 @@ def test_errors():
         ptx.cvt_rn_satfinite_e4m3x2_f16x2(torch.ones(2, dtype=torch.float16))
     with pytest.raises(TypeError, match=r"rbits"):
         ptx.cvt_rs_bf16x2_f32(x, x)
+
+
+WRONG_WORDS = [
+    (None, TypeError, r"is None \(NoneType\): pass {width}-bit words"),
+    (1.0, TypeError, r"is 1.0 \(float\): pass {width}-bit words"),
+    (True, TypeError, r"is True \(bool\): pass {width}-bit words"),
+    ("1", TypeError, r"is '1' \(str\): pass {width}-bit words"),
+    ([0, 0, 0], TypeError, r"is \[0, 0, 0\] \(list\): pass {width}-bit words"),
+    (np.zeros(3, bool), TypeError, r"is a numpy bool array .*: pass {width}-bit words"),
+    (torch.zeros(3, dtype=torch.bool), TypeError, r"has dtype torch.bool: pass {width}-bit words"),
+    (torch.zeros(3, dtype=torch.float8_e4m3fn), TypeError, r"has dtype torch.float8_e4m3fn: pass {width}-bit words"),
+    (-1, ValueError, r"reaches from -1 to -1: pass {width}-bit words, 0 to"),
+    (2**70, ValueError, r"reaches from 1180591620717411303424 to .*: pass {width}-bit words, 0 to"),
+    (np.full(3, 2**63, np.uint64), ValueError, r"reaches from 9223372036854775808 to 9223372036854775808: pass"),
+    (torch.full((3,), 2**40), ValueError, r"reaches from 1099511627776 to 1099511627776: pass"),
+    (torch.zeros(3, dtype=torch.int64, device="meta"), ValueError, r"is on meta: a is on cpu; move one of them"),
+    (torch.zeros(2, dtype=torch.int64), ValueError, r"has shape \(2,\): a has \(3,\); make them equal"),
+]
+WRONG_NUMBERS = [
+    (None, TypeError, r"is None \(NoneType\): pass a torch tensor or a numpy array"),
+    (1.0, TypeError, r"is 1.0 \(float\): pass a torch tensor or a numpy array"),
+    (torch.ones(3, dtype=torch.float64), TypeError, r"has dtype torch.float64: .* takes float32; convert it first"),
+    (torch.ones(3, dtype=torch.bool), TypeError, r"has dtype torch.bool: .* takes float32; convert it first"),
+]
+
+
+@pytest.mark.parametrize("instruction", sorted(grammar()))
+def test_every_operand_of_every_form_is_checked(instruction: str):
+    function = INSTRUCTIONS[instruction]
+    number, word = torch.ones(3), torch.zeros(3, dtype=torch.int64)
+    takes_numbers = instruction.endswith("f32")
+    names = list(inspect.signature(function).parameters)
+    good = {n: number if takes_numbers and n not in ("scale", "rbits") else word for n in names}
+    function(**good)
+    for name in names:
+        source = instruction.split(".")[-1]
+        width = {"scale": 16, "rbits": 32}.get(name) or FIELD.get(source[:-2], 16) * 2
+        for value, kind, message in WRONG_NUMBERS if good[name] is number else WRONG_WORDS:
+            if isinstance(value, int) and name == "a" and not isinstance(value, bool):
+                continue  # one int for all elements has no shape, which `a` gives
+            if name == "a" and ("make them equal" in message or "move one" in message):
+                continue
+            with pytest.raises(kind, match=f"^{name} " + message.replace("{width}", str(width))):
+                function(**good | {name: value})
+    for value in (number.to("meta"), number[:2]):
+        if takes_numbers:
+            with pytest.raises(ValueError, match=r"^b (is on meta: a is on cpu|has shape \(2,\): a has \(3,\))"):
+                function(**good | {"b": value})
+
+
+def test_an_int_of_any_kind_is_a_word():
+    x = torch.ones(3)
+    expected = ptx.cvt_rs_satfinite_e2m1x4_f32(x, x, x, x, 77)
+    for word in (np.int64(77), np.uint8(77)):
+        assert torch.equal(ptx.cvt_rs_satfinite_e2m1x4_f32(x, x, x, x, word), expected)

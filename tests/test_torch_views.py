@@ -294,14 +294,15 @@ def test_an_outer_scale_per_expert():
     x = nm.quantize(sample(256, 64), nm.NVFP4, outer=None)
     scale = torch.tensor([2.0, 3.0, 5.0])
     tokens = as_torch(x, row_groups=ROWS)
-    tokens = replace(tokens, scales=[*tokens.scales, scale], recipes=[*tokens.recipes, ScalingType.TensorWise])
+    recipes, swizzles = [*tokens.recipes, ScalingType.TensorWise], [*tokens.swizzles, PLAIN]
+    tokens = replace(tokens, scales=[*tokens.scales, scale], recipes=recipes, swizzles=swizzles)
     back = from_torch(tokens, nm.NVFP4)
     assert back.outer.flatten().tolist() == [2.0] * 100 + [5.0] * 156
     assert torch.equal(back.dequantize(), x.values() * back.outer)
     # and for weight gradients one per position along the contraction
     g = nm.quantize(sample(16, 96), nm.NVFP4, outer=None, groups=(0, 32, 48, 96))
     columns = as_torch(g)
-    columns = replace(columns, scales=[*columns.scales, scale], recipes=[*columns.recipes, ScalingType.TensorWise])
+    columns = replace(columns, scales=[*columns.scales, scale], recipes=recipes, swizzles=swizzles)
     back = from_torch(columns, nm.NVFP4)
     assert back.outer.shape == (1, 96) and back.outer.flatten().tolist() == [2.0] * 32 + [3.0] * 16 + [5.0] * 48
 
@@ -381,6 +382,27 @@ def test_from_torch_rejects_other_tensors():
     two = as_torch(nm.quantize(sample(4, 64), nm.NVFP4))
     with pytest.raises(ValueError, match=r"operand.scales\[1\] has shape \(3,\), torch.float32"):
         from_torch(replace(two, scales=[two.scales[0], torch.ones(3)]), nm.NVFP4)
+
+
+def test_from_torch_takes_no_lists_that_contradict_each_other():
+    two, one = as_torch(nm.quantize(sample(4, 64), nm.NVFP4)), as_torch(nm.quantize(sample(4, 64), nm.MXFP8))
+    for name in ("scales", "recipes", "swizzles"):
+        short = {name: getattr(two, name)[:1]}
+        with pytest.raises(ValueError, match=r"operand has [12] scales, [12] recipes and [12] swizzles: .* as many"):
+            from_torch(replace(two, **short), nm.NVFP4)
+    for wrong in (None, 0, "SWIZZLE_32_4_4"):
+        with pytest.raises(TypeError, match=rf"operand.swizzles\[0\] is {wrong!r} .*: use a member of .*SwizzleType"):
+            from_torch(replace(one, swizzles=[wrong]), nm.MXFP8)
+        with pytest.raises(TypeError, match=rf"operand.swizzles\[1\] is {wrong!r}"):
+            from_torch(replace(two, swizzles=[two.swizzles[0], wrong]), nm.NVFP4)
+        with pytest.raises(TypeError, match=rf"operand.recipes\[0\] is {wrong!r} .*: use a member of .*ScalingType"):
+            from_torch(replace(one, recipes=[wrong]), nm.MXFP8)
+    with pytest.raises(ValueError, match=r"operand.recipes\[1\] is .*BlockWise1x16: .*TensorWise"):
+        from_torch(replace(two, recipes=two.recipes[:1] * 2), nm.NVFP4)
+    with pytest.raises(ValueError, match=r"operand.swizzles\[1\] is .*SWIZZLE_32_4_4.*: .*NO_SWIZZLE"):
+        from_torch(replace(two, swizzles=two.swizzles[:1] * 2), nm.NVFP4)
+    with pytest.raises(ValueError, match=r"operand has an outer of shape \(4, 1\) and a second scale: pass one"):
+        from_torch(replace(two, outer=torch.ones(4, 1)), nm.NVFP4)
 
 
 def test_every_product_is_tried_here():

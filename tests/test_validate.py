@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import numerics as nm
-from hw import validate
+from hw import record, validate
 from hw.validate import Cut, Draw, Operation, Row, compare
 from numerics import blocks, hadamard, matmul, ops, rounding, scales  # noqa: F401  (loaded, found by name below)
 
@@ -280,9 +280,21 @@ def test_a_record_that_cannot_be_written_is_told_first(
     only: Callable, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError):
-        validate.main([*FAST, "--out", str(tmp_path / "file" / "record.json")])
-    assert capsys.readouterr().out == ""
+    for out in (tmp_path / "file" / "record.json", tmp_path / ("x" * 255), "/proc/x", "/proc/new/x"):
+        with pytest.raises(ValueError, match=rf"^out='{out}' cannot be written \(.+\); name a file in a folder that"):
+            validate.main([*FAST, "--out", str(out)])
+    with pytest.raises(ValueError, match=r"^out='/dev/null' is no file; name a file"):
+        validate.main([*FAST, "--out", "/dev/null"])
+    assert capsys.readouterr().out == "" and [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_looking_whether_a_record_can_be_written_leaves_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "b" / "record.json"
+    record.require_writable(out)
+    assert list(out.parent.iterdir()) == []
+    out.write_text("old")
+    record.require_writable(out)
+    assert [(path.name, path.read_text()) for path in out.parent.iterdir()] == [("record.json", "old")]
 
 
 NAN = float("nan")
