@@ -25,7 +25,7 @@ def _encode(fmt: nm.Format, modes: tuple[nm.Rounding, ...], i: Inputs) -> Output
 
 def _quantize(fmt: nm.BlockFormat, axis: int, i: Inputs) -> Outputs:
     out: Outputs = {}
-    scopes = [None] if fmt.outer is None else ["tensor", None] if fmt.tile > 1 else ["tensor", "row", 128, None]
+    scopes = {"NVFP4": ["tensor", "row", 128, None], "NVFP4_46": ["row", None]}.get(fmt.name, [fmt.outer])
     for scope in scopes:
         q = nm.quantize(i["x"], fmt, axis, outer=scope, groups=i.get("groups"))
         out |= parts(f"outer {scope}", q) | {f"outer {scope}, values": q.dequantize()}
@@ -69,17 +69,33 @@ def compiled_operations() -> list[Operation]:
         return {"gate": gate, "up": up, "dh": d.tested(d.rows, 64, dtype=torch.float32)}
 
     rules = ("static_6", "static_4", "four_over_six_mae", "four_over_six_absmax", "unbiased")
-    fp32 = (torch.float32,)
+    fp32, both = (torch.float32,), (torch.float32, torch.bfloat16)
+    usual = (nm.NVFP4, nm.NVFP4_46, nm.MXFP8, nm.MXS2F6)
     return [
-        *(Operation(f"encode {f.name}", bits, partial(_encode, f, MODES)) for f in nm.FORMATS.values()),
+        *(Operation(f"encode {f.name}", bits, partial(_encode, f, MODES), dtypes=fp32) for f in nm.FORMATS.values()),
         Operation("encode E2M1, other modes", bits, partial(_encode, nm.E2M1, ROUNDED), dtypes=fp32),
-        *(Operation(f"quantize {f.name}", matrix, partial(_quantize, f, -1)) for f in nm.BLOCK_FORMATS.values()),
-        *(Operation(f"quantize {f.name} ragged", ragged, partial(_quantize, f, -1)) for f in (nm.NVFP4_46, nm.MXFP8)),
-        *(Operation(f"quantize {f.name} columns", ragged, partial(_quantize, f, -2)) for f in (nm.NVFP4, nm.MXS2F6)),
-        *(Operation(f"quantize {f.name} groups", grouped, partial(_quantize, f, -2)) for f in (nm.NVFP4, nm.MXFP8)),
-        Operation("quantize NVFP4 outer given", matrix, _given),
+        *(
+            Operation(f"quantize {f.name}", matrix, partial(_quantize, f, -1), dtypes=both if f in usual else fp32)
+            for f in nm.BLOCK_FORMATS.values()
+        ),
+        *(
+            Operation(f"quantize {f.name} ragged", ragged, partial(_quantize, f, -1), dtypes=fp32)
+            for f in (nm.NVFP4_46, nm.MXFP8)
+        ),
+        *(
+            Operation(f"quantize {f.name} columns", ragged, partial(_quantize, f, -2), dtypes=fp32)
+            for f in (nm.NVFP4, nm.MXS2F6)
+        ),
+        *(
+            Operation(f"quantize {f.name} groups", grouped, partial(_quantize, f, -2), dtypes=fp32)
+            for f in (nm.NVFP4, nm.MXFP8)
+        ),
+        Operation("quantize NVFP4 outer given", matrix, _given, dtypes=fp32),
         *(Operation(f"quantize NVFP4 {rule}", matrix, partial(_by_rule, rule), dtypes=fp32) for rule in rules),
-        *(Operation(f"requantize {f.name}", matrix, partial(_stochastic, f)) for f in (nm.MXFP8, nm.NVFP4)),
-        Operation("hadamard", lambda d: {"x": d.tested(d.rows, 256)}, hadamard_both_ways),
+        *(
+            Operation(f"requantize {f.name}", matrix, partial(_stochastic, f), dtypes=fp32)
+            for f in (nm.MXFP8, nm.NVFP4)
+        ),
+        Operation("hadamard", lambda d: {"x": d.tested(d.rows, 256)}, hadamard_both_ways, dtypes=fp32),
         Operation("swiglu", glu, swiglu_both_ways, dtypes=(torch.bfloat16,)),
     ]

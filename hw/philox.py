@@ -162,9 +162,10 @@ def fields(random: Random, expert: Tensor | int, line: Tensor, group: Tensor, el
         ValueError: a CPU tensor without the interpreter.
     """
     require_launch(_fields_kernel, group, "group")
-    key = torch.tensor(random.key, dtype=torch.int64, device=group.device)
-    first = torch.full_like(group, random.counter[0])
-    counter = torch.stack(torch.broadcast_tensors(first, expert + random.counter[1] + 0 * group, line, group), dim=-1)
+    key = torch.tensor([int(word) & 0xFFFFFFFF for word in random.key], dtype=torch.int64, device=group.device)
+    base = [int(word) & 0xFFFFFFFF for word in random.counter]
+    first = torch.full_like(group, base[0])
+    counter = torch.stack(torch.broadcast_tensors(first, expert + base[1] + 0 * group, line, group), dim=-1)
     out = torch.empty(*counter.shape[:-1], GROUP, dtype=torch.int32, device=group.device)
     n = counter[..., 0].numel()
     if n:

@@ -323,8 +323,14 @@ def made(*parts: Any) -> BlockTensor:
 
 
 def _finite(x: Tensor) -> Tensor:
-    """`x` with infinity replaced by float32's largest number: a product of finite numbers. NaN stays."""
-    return x.clamp_(-FLT_MAX, FLT_MAX)
+    """`x` with infinity replaced by float32's largest number: a product of finite numbers. NaN stays.
+
+    Compiled, one step down from infinity's bits is a third of the work of a clamp that keeps NaN.
+    """
+    if step_by_step(x.device):
+        return x.clamp_(-FLT_MAX, FLT_MAX)
+    bits = x.view(torch.int32)
+    return (bits - ((bits & 0x7FFFFFFF) == 0x7F800000).to(torch.int32)).view(torch.float32)
 
 
 def partner(axis: int, ndim: int) -> int:

@@ -5,11 +5,11 @@
 
 The compiler may otherwise change results in three ways, which `OPTIONS` forbids: it divides approximately on CUDA,
 it keeps bfloat16 and float16 intermediates in float32, and it flushes denormals. One more is left to the author of a
-function: divide tensors by tensors, since a division by a Python number, `1.0 / d` and `d.reciprocal()` become products
-with rounded reciprocals; and sum in a stated order (`scales.tree`), since the compiler chooses that of `sum`.
+function: divide tensors by tensors, since a division by a number, or by a tensor made of one (see `outer.constant`),
+`1.0 / d` and `d.reciprocal()` become products with rounded reciprocals; and sum in a stated order (`scales.tree`),
+since the compiler chooses that of `sum`.
 
-Functions that give constants (partitions of an axis, value tables, bit patterns) run while the compiler traces, and
-their results are built in. Shapes are static: each new shape is compiled anew.
+Bit patterns of numbers are computed while the compiler traces. Shapes are static: each new shape is compiled anew.
 """
 
 from __future__ import annotations

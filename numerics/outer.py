@@ -20,6 +20,17 @@ FLT_MAX = torch.finfo(torch.float32).max
 LEAST_OUTER = 2.0**-128  # 1 / FLT_MAX in float32: below it the encode scale is capped
 
 
+def constant(value: float, like: Tensor) -> Tensor:
+    """`value` as a float32 tensor that `like`, finite, may be divided by.
+
+    A compiler takes a tensor made of a number for that number, and a division by a number for a product with its
+    reciprocal; it cannot know what `like` times zero is.
+    """
+    if torch.compiler.is_compiling():
+        return like * 0.0 + value
+    return like.new_tensor(value)
+
+
 def outer_scale(amax: Tensor, outer_max: float) -> tuple[Tensor, Tensor]:
     """The outer scale of a scope and the encode scale that Transformer Engine derives from the same amax.
 
@@ -28,7 +39,7 @@ def outer_scale(amax: Tensor, outer_max: float) -> tuple[Tensor, Tensor]:
 
     Args: amax: float32, finite, any shape. Returns: (outer, s_enc), float32 like `amax`.
     """
-    limit, one = amax.new_tensor(outer_max), torch.ones_like(amax)
+    limit, one = constant(outer_max, amax), torch.ones_like(amax)
     s_enc = (limit / amax).clamp(max=FLT_MAX)
     outer = (amax / limit).clamp(min=LEAST_OUTER)
     zero = amax == 0

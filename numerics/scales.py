@@ -30,7 +30,7 @@ from torch import Tensor
 
 from .codes import decode_tensor, encode_tensor, with_sign
 from .formats import E4M3, E8M0, INT4, Format
-from .outer import FLT_MAX
+from .outer import FLT_MAX, constant
 from .rounding import Rounding, pattern, round_magnitude
 
 
@@ -83,8 +83,8 @@ class Block:
 
     def times_outer(self, scale: Tensor | float) -> Tensor:
         """`scale` * outer, shaped like `amax` at least."""
-        outer = torch.ones_like(self.amax) if self.outer is None else self.outer
-        return outer * scale
+        outer = constant(1.0, self.amax) if self.outer is None else self.outer
+        return (outer * scale).expand(self.amax.shape)
 
     def inside(self) -> tuple[Tensor, Tensor]:
         """x and amax without the outer scale, by division, at most float32's largest number."""
@@ -232,7 +232,7 @@ def amax(block: Block) -> tuple[Tensor, Tensor]:
     """FP32 scale amax / max, one division (DeepSeek-V3, arXiv 2412.19437, section 3.3); an all-zero block has 1."""
     x, largest = block.inside()
     one = torch.ones_like(largest)
-    scale = torch.where(largest == 0, one, largest / one.new_tensor(block.element.max))
+    scale = torch.where(largest == 0, one, largest / constant(block.element.max, largest))
     return scale, block.encode(x / torch.where(scale == 0, float("inf"), scale))
 
 

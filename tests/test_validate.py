@@ -66,9 +66,9 @@ def on_second_side(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, Calla
     return put
 
 
-def away(true: Callable, v: Tensor, mode: nm.Rounding, *rest: Any) -> Tensor:
+def away(true: Callable, v: Tensor, width: int, mode: nm.Rounding, *rest: Any) -> Tensor:
     """Ties away from zero instead of to even."""
-    return true(v, nm.Rounding.NEAREST_AWAY if mode is nm.Rounding.NEAREST_EVEN else mode, *rest)
+    return true(v, width, nm.Rounding.NEAREST_AWAY if mode is nm.Rounding.NEAREST_EVEN else mode, *rest)
 
 
 def lost_outer(true: Callable, sums: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor:
