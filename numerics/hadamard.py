@@ -67,7 +67,7 @@ def _transform(x: Any, size: int, signs: Tensor | None, axis: int, inverse: bool
     _require_size(size)
     if tensor.shape[axis] % size:
         raise ValueError(f"axis {axis} of x has length {tensor.shape[axis]}: size={size} does not divide it")
-    signs = torch.ones(size) if signs is None else _checked_signs(signs, size)
+    signs = torch.ones(size, dtype=torch.float32) if signs is None else _checked_signs(signs, size)
     signs = signs.to(device=tensor.device)
     y = tensor.to(torch.float32).movedim(axis, -1)
     shape = y.shape
