@@ -165,6 +165,7 @@ def _fouroversix(blocks: Blocks, amax: Tensor, largest: float, bound: float, exp
     decode = const(amax, 1.0) / encode
     scaled = blocks.x * (const(amax, 1.0) / (decode * s))
     scaled = torch.where(s == 0, const(s, 0.0), scaled)
+    scaled = torch.where(torch.isinf(scaled), const(s, float("nan")), scaled)  # its cast multiplies infinity by 0
     return Steps(ratio, scales, scaled, _without_saturation(scaled))
 
 

@@ -26,8 +26,8 @@ def decode_factor(amax: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def encode_factor(amax: Tensor, dtype: torch.dtype) -> Tensor:
-    """2688 / A."""
-    return const(amax, 2688.0) / amax
+    """(1 / A) * 2688: what torch makes of `2688 / amax` with a Python number."""
+    return (const(amax, 1.0) / amax) * const(amax, 2688.0)
 
 
 def inverse_of_encode(amax: Tensor, dtype: torch.dtype) -> Tensor:
@@ -53,9 +53,10 @@ def house_factor(amax: Tensor, dtype: torch.dtype, outer_max: float) -> Tensor:
 
 
 def compressed_tensors_factor(amax: Tensor, dtype: torch.dtype) -> Tensor:
-    """2688 / max(A, the least normal number), rounded to x's dtype; 1 if that is NaN or infinite."""
+    """(1 / max(A, the least normal number)) * 2688, both rounded to x's dtype; 1 if that is NaN or infinite."""
     limited = torch.where(torch.isnan(amax), amax, amax.clamp(min=torch.finfo(dtype).tiny))
-    encode = (const(amax, 2688.0) / limited).to(dtype).to(torch.float32)
+    inverse = (const(amax, 1.0) / limited).to(dtype).to(torch.float32)
+    encode = (inverse * const(amax, 2688.0)).to(dtype).to(torch.float32)
     return torch.where(torch.isfinite(encode), encode, const(amax, 1.0))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import dialects_nv as nv
 from . import dialects_orders as orders
-from .dialects_core import Dialect, Prose, square, tree
+from .dialects_core import Dialect, Prose, Steps, square, tree
 from .dialects_te import NVFP4, plain
 
 _EVEN = "ties to even"
@@ -27,7 +27,7 @@ TORCHAO = Dialect(
         "e4m3(clamp((b / 6) / outer, 2^-6, 448))",
         "0x08 (2^-6), also for every scale below it",
         f"x * ((1 / outer) / s), {_EVEN}, -0 kept",
-        "a NaN or an infinity makes every scale NaN",
+        "a NaN makes every scale NaN; an infinity its own block's, the others are 0x08 with codes of zero",
         "q * (outer * s)",
         _NAN_CODE,
     ),
@@ -63,7 +63,7 @@ MODELOPT = Dialect(
         "e4m3(clamp(b / (6 * outer), 2^-9, 448))",
         "0x38 (1.0) for a zero block; 0x01 (2^-9) where the scale underflows",
         f"x / (s * outer), {_EVEN}, -0 becomes +0",
-        "a NaN makes every scale NaN, every code 7; an infinity does so too",
+        "a NaN makes every scale NaN, every code 7; an infinity its own block's, the others are 0x38 with zeros",
         "q * (s * outer); code 8 decodes to +0",
     ),
     plain(nv.modelopt),
@@ -132,7 +132,7 @@ FLASHINFER_EXACT = Dialect(
 )
 
 
-def _fouroversix(name: str, rule: str, limit: float, steps: Callable[..., nv.Steps], limits: str) -> Dialect:
+def _fouroversix(name: str, rule: str, limit: float, steps: Callable[..., Steps], limits: str) -> Dialect:
     return Dialect(
         name,
         "mit-han-lab/fouroversix, src/fouroversix/quantize/pytorch/reference.py, " + rule,
@@ -142,7 +142,7 @@ def _fouroversix(name: str, rule: str, limit: float, steps: Callable[..., nv.Ste
             f"e4m3((b / max) * ({limit:g} / A)), times 1.5 first for the alternative of an adaptive rule",
             "0x00, also where the scale underflows; the elements are then +0",
             f"x * (1 / ((1 / ({limit:g} / A)) * s)), {_EVEN}, -0 becomes +0, no saturation: 7 to 9 become code 8 (-0)",
-            "a NaN or an infinity makes every scale NaN",
+            "a NaN makes every scale NaN; an infinity its own block's, the others are 0x00",
             f"((q * s) * A) / {limit:g}",
             limits + _NAN_CODE,
         ),
@@ -176,7 +176,7 @@ _ONE = "0x38 (1.0), also where the scale underflows"
 _TRITON = "Triton's `/` divides approximately on a GPU; the bytes are fourbit's, it keeps values only"
 
 
-def _quartet_triton(name: str, bound: float, steps: Callable[..., nv.Steps], choice: str, limits: str) -> Dialect:
+def _quartet_triton(name: str, bound: float, steps: Callable[..., Steps], choice: str, limits: str) -> Dialect:
     return Dialect(
         name,
         _QUARTET + "nvfp4_triton.py, rtn_1x16s_fp4_kernel",
@@ -299,7 +299,7 @@ EXACT = Dialect(
 )
 
 
-def _house(name: str, rule: str, limit: float, steps: Callable[..., nv.Steps], prose: tuple[str, str, str]) -> Dialect:
+def _house(name: str, rule: str, limit: float, steps: Callable[..., Steps], prose: tuple[str, str, str]) -> Dialect:
     return Dialect(
         name,
         f'fourbit, numerics.scales, rule "{rule}"',

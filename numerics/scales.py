@@ -16,7 +16,8 @@ E8M0 and FP32 scales:
     floor           s = 2^(exponent(amax) - exponent(max)): the largest may saturate
     amax            s = amax / max, FP32                                            q = fmt(x / s)
 
-`outer` and s_enc are those of `numerics.outer`.
+`outer` and s_enc are those of `numerics.outer`. Other people's quantizers, whose zeros, NaN and order of decoding
+differ as well, are `DIALECTS` (`numerics.dialects`); `identify` tells which of them made given bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ import torch
 from torch import Tensor
 
 from .codes import decode_tensor, encode_tensor, with_sign
+from .dialects import DIALECTS as DIALECTS
+from .dialects_core import Dialect as Dialect
+from .dialects_core import tree as tree
 from .formats import E4M3, INT4, Format
+from .identify import identify as identify
+from .identify_result import Identification as Identification
 from .outer import FLT_MAX
 from .rounding import Rounding, pattern, round_magnitude
 
@@ -190,13 +196,6 @@ def if4(block: Block) -> tuple[Tensor, Tensor]:
     error_i = _square(integer.decode(codes_i, decode_tensor(scale_i, E4M3)) - block.x)
     use_integer = error_i < error_f
     return torch.where(use_integer, scale_i | 0x80, scale_f), torch.where(use_integer, codes_i, codes_f)
-
-
-def tree(x: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Combine the last axis (a power of two long) as a binary tree over adjacent pairs; keeps the axis."""
-    while x.shape[-1] > 1:
-        x = combine(x[..., 0::2], x[..., 1::2])
-    return x
 
 
 def power_of_two(block: Block, up: bool) -> tuple[Tensor, Tensor]:
