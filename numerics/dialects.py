@@ -6,10 +6,11 @@
     print(d)                                its decisions in words
 
 The formulas are in `dialects_nv` and `dialects_mx`, what is stored and how it is decoded in `dialects_orders`, the
-entries in `dialects_te`, `dialects_peers` and here. Versions read: Transformer Engine d0067d0, torchao 0.18.0, ModelOpt
-0.47.0, compressed-tensors 0.20.1, FlashInfer fb28d72, fouroversix 1.0.5 and dadfad6, Quartet II 8776a90, TetraJet-v2
-bc8ad3a, ThunderKittens 0b55588, qwix 0.1.8. A kernel that divides approximately (CUDA's fast math, Triton's `/`) is
-described with correct divisions, and its entry says so under "not claimed". Rounding is to nearest throughout.
+entries in `dialects_te`, `dialects_peers`, `dialects_house` and here. Versions read: Transformer Engine d0067d0,
+torchao 0.18.0, ModelOpt 0.47.0, compressed-tensors 0.20.1, FlashInfer fb28d72, fouroversix 1.0.5 and dadfad6, Quartet
+II 8776a90, TetraJet-v2 bc8ad3a, ThunderKittens 0b55588, qwix 0.1.8. A kernel that divides approximately (CUDA's fast math,
+Triton's `/`) is described with correct divisions, and its entry says so under "not claimed". Rounding is to nearest
+throughout.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 
 from . import dialects_mx as mx
 from .dialects_core import Blocks, Dialect, Outer, Prose, Steps
+from .dialects_house import EXACT, HOUSE
 from .dialects_orders import one_level
 from .dialects_peers import PEERS
 from .dialects_te import FAMILY
@@ -144,4 +146,4 @@ MX: tuple[Dialect, ...] = (
     ),
 )
 
-DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (*FAMILY, *PEERS, *MX)}
+DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (*FAMILY, *PEERS, EXACT, *HOUSE, *MX)}

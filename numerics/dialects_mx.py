@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from .codes import encode_tensor
-from .dialects_core import Blocks, Outer, Steps, const, nearest, nearest_plus_zero, poisoned
+from .dialects_casts import const, nearest, nearest_plus_zero, poisoned
+from .dialects_core import Blocks, Outer, Steps
 from .formats import E2M1, E8M0, Format
 from .rounding import Rounding, pattern
 

@@ -13,24 +13,10 @@ import torch
 from torch import Tensor
 
 from .codes import decode_tensor, encode_tensor
-from .dialects_core import (
-    Blocks,
-    Outer,
-    Steps,
-    cap,
-    choose,
-    const,
-    e4m3,
-    nearest,
-    nearest_plus_zero,
-    one_by_one,
-    poisoned,
-    square,
-    tree,
-)
+from .dialects_casts import cap, choose, const, e4m3, nearest, nearest_plus_zero, one_by_one, square, tree
+from .dialects_core import Blocks, Steps
 from .dialects_orders import encode_scale, guarded_encode
 from .formats import E2M1, E4M3
-from .outer import outer_scale
 from .rounding import Rounding
 
 Measure = Callable[[Tensor], Tensor]
@@ -264,58 +250,3 @@ def qwix(blocks: Blocks, outer: Tensor) -> Steps:
     scales, s = e4m3(torch.where(ratio < 2.0**-63, const(ratio, 1.0), ratio))
     scaled = rounded(blocks.x / s)
     return Steps(ratio, scales, scaled, nearest(scaled))
-
-
-# ---- exact -----------------------------------------------------------------------------------------------------------
-
-
-def exact(blocks: Blocks, amax: Tensor) -> Steps:
-    """Real quotients correctly rounded: s = e4m3(448 b / A), q = e2m1(2688 x / (s A)).
-
-    float64 holds numerator and denominator exactly (31 bits at most), and no quotient of such numbers lies within
-    2^-32 of a tie without being one, so its own rounding decides nothing. A zero block has scale 0; its elements, and
-    those of a block whose scale underflows, are signed zeros.
-    """
-    x, b, a = (t.to(torch.float64) for t in (blocks.x, blocks.amax, amax))
-    one = torch.ones_like(a)
-    ratio = torch.where(a == 0, b, (b * 448.0) / torch.where(a == 0, one, a))
-    scales, s = e4m3(ratio)
-    step = s.to(torch.float64) * a
-    scaled = torch.where(step == 0, torch.copysign(torch.zeros_like(x), x), (x * 2688.0) / step)
-    return poisoned(blocks, Steps(ratio, scales, scaled, nearest(scaled)), E4M3)
-
-
-# ---- fourbit ---------------------------------------------------------------------------------------------------------
-
-
-def fourbit(blocks: Blocks, outer: Outer) -> Steps:
-    """fourbit's rule "nvfp4": Transformer Engine's numbers since 2.15, the stored outer A / 2688, NaN by block."""
-    s_enc = cap(const(outer.stored, 1.0) / outer.stored)
-    if outer.amax is not None:
-        s_enc = outer_scale(outer.amax, 2688.0)[1]
-    return poisoned(blocks, te_of_encode(blocks, s_enc, nearest), E4M3)
-
-
-def _static(blocks: Blocks, outer: Tensor, largest: float) -> Steps:
-    """s = e4m3(b / (outer * largest)), q = e2m1(x / (s * outer)), signed zeros where that product is 0."""
-    ratio = blocks.amax / (outer * largest)
-    scales, s = e4m3(ratio)
-    step = s * outer
-    scaled = blocks.x / torch.where(step == 0, float("inf"), step)
-    return Steps(ratio, scales, scaled, nearest(scaled))
-
-
-def fourbit_static(blocks: Blocks, outer: Outer) -> Steps:
-    """fourbit's rule "static_6": divisions only."""
-    return poisoned(blocks, _static(blocks, outer.stored, 6.0), E4M3)
-
-
-def fourbit_46(blocks: Blocks, outer: Outer) -> Steps:
-    """fourbit's rule "four_over_six": the smaller sum of ((q * s) * outer - x)^2, a tree over adjacent pairs."""
-    six, four = (_static(blocks, outer.stored, m) for m in (6.0, 4.0))
-
-    def error(steps: Steps) -> Tensor:
-        value = (decode_tensor(steps.codes, E2M1) * decode_tensor(steps.scales, E4M3)) * outer.stored
-        return tree(square(value - blocks.x), torch.add)
-
-    return poisoned(blocks, choose(error(four) < error(six), four, six), E4M3)

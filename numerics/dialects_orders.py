@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .dialects_core import cap, const
+from .dialects_casts import cap, const
 from .outer import outer_scale
 
 # ---- stored outers: (A, dtype of the tensor) -> float32 --------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Entries of the other NVFP4 quantizers, and of fourbit's own rules."""
+"""Entries of the NVFP4 quantizers that are not Transformer Engine's."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 
 from . import dialects_nv as nv
 from . import dialects_orders as orders
-from .dialects_core import Dialect, Prose, Steps, square, tree
+from .dialects_casts import square, tree
+from .dialects_core import Dialect, Prose, Steps
 from .dialects_te import NVFP4, plain
 
 _EVEN = "ties to even"
 _NAN_CODE = "the code of a NaN depends on its payload"
 _DECODE = "decode, A / 2688"
-_BLOCK = "a block that holds one gets a NaN scale and codes of 7; the outer follows the others"
 
 TORCHAO = Dialect(
     "torchao",
@@ -279,61 +279,8 @@ QWIX = Dialect(
     orders.one_level,
     defined_nan=False,
 )
-EXACT = Dialect(
-    "exact",
-    "the real quotients of arXiv 2509.25149, appendix B, each rounded once",
-    NVFP4,
-    Prose(
-        "the tensor's amax A itself",
-        "e4m3(448 b / A)",
-        "0x00, also where the scale underflows, with elements of signed zero",
-        f"2688 x / (s A), {_EVEN}, -0 kept",
-        _BLOCK,
-        "q s A / 2688, rounded once",
-    ),
-    plain(nv.exact),
-    orders.correctly_rounded,
-    "amax",
-    orders.the_amax,
-    nonfinite="block",
-)
-
-
-def _house(name: str, rule: str, limit: float, steps: Callable[..., Steps], prose: tuple[str, str, str]) -> Dialect:
-    return Dialect(
-        name,
-        f'fourbit, numerics.scales, rule "{rule}"',
-        NVFP4,
-        Prose(f"decode, A / {limit:g}, at least 2^-128, 1 for zeros", *prose, _BLOCK, "(q * s) * outer"),
-        steps,
-        orders.inner_first,
-        "decode",
-        partial(orders.house_factor, outer_max=limit),
-        nonfinite="block",
-    )
-
-
-_ZERO = "0x00, also where the scale underflows"
-_DIVIDED = f"x / (s * outer), {_EVEN}, -0 kept"
-HOUSE = (
-    _house(
-        "fourbit",
-        "nvfp4",
-        2688.0,
-        nv.fourbit,
-        ("e4m3(b * (S_enc * fl(1/6)))", _ZERO, f"x * min(1 / (s * (1 / S_enc)), FLT_MAX), {_EVEN}, -0 kept"),
-    ),
-    _house("fourbit_static_6", "static_6", 2688.0, nv.fourbit_static, ("e4m3(b / (outer * 6))", _ZERO, _DIVIDED)),
-    _house(
-        "fourbit_46",
-        "four_over_six",
-        1536.0,
-        nv.fourbit_46,
-        ("e4m3(b / (outer * 6)) or e4m3(b / (outer * 4)), the smaller sum of squared errors", _ZERO, _DIVIDED),
-    ),
-)
 
 PEERS: tuple[Dialect, ...] = (
     *(TORCHAO, TORCHAO_ONE_LEVEL, MODELOPT, COMPRESSED_TENSORS, FLASHINFER, FLASHINFER_EXACT, *FOUROVERSIX, *QUARTET),
-    *(TETRAJET_V2, THUNDERKITTENS, QWIX, EXACT, *HOUSE),
+    *(TETRAJET_V2, THUNDERKITTENS, QWIX),
 )

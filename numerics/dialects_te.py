@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from . import dialects_nv as nv
-from .dialects_core import Blocks, Dialect, Outer, Prose, Steps, const, square
+from .dialects_casts import const, square
+from .dialects_core import Blocks, Dialect, Outer, Prose, Steps
 from .dialects_orders import (
     guarded_encode,
     inner_first,

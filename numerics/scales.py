@@ -31,8 +31,8 @@ from torch import Tensor
 
 from .codes import decode_tensor, encode_tensor, with_sign
 from .dialects import DIALECTS as DIALECTS
+from .dialects_casts import tree as tree
 from .dialects_core import Dialect as Dialect
-from .dialects_core import tree as tree
 from .formats import E4M3, INT4, Format
 from .identify import identify as identify
 from .identify_result import Identification as Identification
