@@ -7,10 +7,10 @@
 
 The formulas are in `dialects_nv` and `dialects_mx`, what is stored and how it is decoded in `dialects_orders`, the
 entries in `dialects_te`, `dialects_peers`, `dialects_house` and here. Versions read: Transformer Engine d0067d0,
-torchao 0.18.0, ModelOpt 0.47.0, compressed-tensors 0.20.1, FlashInfer fb28d72, fouroversix 1.0.5 and dadfad6, Quartet
-II 8776a90, TetraJet-v2 bc8ad3a, ThunderKittens 0b55588, qwix 0.1.8. A kernel that divides approximately (CUDA's fast math,
-Triton's `/`) is described with correct divisions, and its entry says so under "not claimed". Rounding is to nearest
-throughout.
+torchao 0.18.0, ModelOpt 0.47.0, compressed-tensors 0.20.1, FlashInfer fb28d72, fouroversix 1.0.5 and dadfad6,
+Quartet II 8776a90, TetraJet-v2 bc8ad3a, ThunderKittens 0b55588, qwix 0.1.8. A kernel that divides approximately
+(CUDA's fast math, Triton's `/`) is described with correct divisions, and its entry says so under "not claimed".
+Rounding is to nearest throughout.
 """
 
 from __future__ import annotations
