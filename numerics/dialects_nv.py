@@ -142,7 +142,7 @@ def flashinfer_exact(blocks: Blocks, encode: Tensor) -> Steps:
 # ---- fouroversix, Quartet II, TetraJet-v2, ThunderKittens, qwix ------------------------------------------------------
 
 
-def _fouroversix(blocks: Blocks, amax: Tensor, largest: float, bound: float, expand: float) -> Steps:
+def fouroversix_candidate(blocks: Blocks, amax: Tensor, largest: float, bound: float, expand: float) -> Steps:
     """s = e4m3(((b / largest) * (largest bound / A)) * expand); q rounds x * (1 / (decode * s)), 0 where s is 0."""
     encode = const(amax, largest * bound) / amax
     ratio = ((blocks.amax / const(amax, largest)) * encode) * expand
@@ -163,19 +163,22 @@ def _without_saturation(scaled: Tensor) -> Tensor:
 
 def fouroversix_static(blocks: Blocks, amax: Tensor, largest: float) -> Steps:
     """The block maximum mapped to 6 or to 4, E4M3 up to 448."""
-    return _fouroversix(blocks, amax, largest, 448.0, 1.0)
+    return fouroversix_candidate(blocks, amax, largest, 448.0, 1.0)
 
 
 def fouroversix(blocks: Blocks, amax: Tensor, measure: Measure) -> Steps:
     """6 or 4, whichever errs less on ((q * s) * A) / 1536 - x; E4M3 up to 256; 4 only if strictly smaller."""
-    six, four = (_fouroversix(blocks, amax, 6.0, 256.0, e) for e in (1.0, 1.5))
+    six, four = (fouroversix_candidate(blocks, amax, 6.0, 256.0, e) for e in (1.0, 1.5))
 
-    def error(steps: Steps) -> Tensor:
-        size = steps.scaled.abs()
-        q = torch.where(size >= 7, torch.copysign(const(size, 8.0), steps.scaled), decode_tensor(steps.codes, E2M1))
-        return measure(((q * decode_tensor(steps.scales, E4M3)) * amax) / const(amax, 1536.0) - blocks.x)
+    gap_six, gap_four = (measure(fouroversix_gaps(blocks, steps, amax)) for steps in (six, four))
+    return choose(gap_four < gap_six, four, six)
 
-    return choose(error(four) < error(six), four, six)
+
+def fouroversix_gaps(blocks: Blocks, steps: Steps, amax: Tensor) -> Tensor:
+    """((q * s) * A) / 1536 - x, with q of 8 where the code is that of 8."""
+    size = steps.scaled.abs()
+    q = torch.where(size >= 7, torch.copysign(const(size, 8.0), steps.scaled), decode_tensor(steps.codes, E2M1))
+    return ((q * decode_tensor(steps.scales, E4M3)) * amax) / const(amax, 1536.0) - blocks.x
 
 
 def quartet(blocks: Blocks, outer: Tensor, ratio: Tensor, cast: Callable[[Tensor], Tensor]) -> Steps:
