@@ -94,7 +94,8 @@ class Identification:
         for verdict in self.verdicts:
             if verdict.dialect.name == name:
                 return verdict
-        raise KeyError(f"{name!r} makes no {self.layout.name}: known are {', '.join(v.dialect.name for v in self)}")
+        tried = ", ".join(verdict.dialect.name for verdict in self)
+        raise KeyError(f"{name!r} makes no {self.layout.name} or was not tried: there are {tried}")
 
     def __iter__(self) -> Iterator[Verdict]:
         return iter(self.verdicts)
