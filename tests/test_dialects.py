@@ -9,10 +9,11 @@ the oracle of test_dialect_peers.py.
 
 import itertools
 import math
+from fractions import Fraction
 
 import pytest
 import torch
-from dialect_twins import MX_TWINS, TWINS
+from dialect_twins import MX_TWINS, TWINS, nearest_fraction
 
 import numerics as nm
 from numerics.dialects_core import LAYOUTS, Outer
@@ -340,6 +341,35 @@ def test_fourbits_own_rules(name: str):
             DIALECTS[name].quantize(x, outer=outer),
         )
         assert torch.equal(q.scales, ours.scales) and torch.equal(q.codes, ours.codes)
+
+
+@pytest.mark.parametrize("rule", ["app_b", "torchao"])
+def test_rules_of_others_in_quantize(rule: str):
+    """`nm.quantize(rule=...)`: the dialect's codes and scales on finite tensors that are not all zero."""
+    for which, x in TENSORS.items():
+        if which != "zero":
+            ours, q = nm.quantize(x, nm.NVFP4, rule=rule), DIALECTS[rule].quantize(x)
+            assert torch.equal(ours.scales, q.scales) and torch.equal(ours.codes, q.codes)
+            found = nm.scales.identify(x, ours.codes, ours.scales, ours.outer)
+            assert rule in (found.matches if rule == "torchao" else found.matches + found.matches_other_outer)
+
+
+@pytest.mark.parametrize("which", TENSORS)
+def test_the_rule_exact_rounds_real_quotients_of_the_stored_outer(which: str):
+    x = TENSORS[which]
+    for outer in ("tensor", "row"):
+        q = nm.quantize(x, nm.NVFP4, rule="exact", outer=outer)
+        for row, start in itertools.product(range(8), (0, 64)):
+            part = slice(start, start + 16)
+            factor = Fraction(float(q.outer[row if outer == "row" else 0, 0]))
+            amax = Fraction(float(x[row, part].abs().max()))
+            scale = nearest_fraction(amax / (6 * factor), 1.0, nm.E4M3)
+            step = Fraction(nm.E4M3.value(scale)) * factor
+            codes = [
+                nearest_fraction(abs(Fraction(v)) / step if step else Fraction(0), v, nm.E2M1)
+                for v in x[row, part].tolist()
+            ]
+            assert int(q.scales[row, start // 16]) == scale and q.codes[row, part].tolist() == codes
 
 
 # ---- which are the same function -------------------------------------------------------------------------------------
