@@ -11,6 +11,7 @@ import itertools
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from dialect_twins import MX_TWINS, TWINS, nearest_fraction
@@ -213,6 +214,23 @@ def test_fouroversix_does_not_saturate():
     assert theirs.codes[0, :5].tolist() == [8, 8, 8, 8, 7]
 
 
+def test_seven_becomes_code_eight():
+    """A is 2688, so scales are not moved: 7 * 2^-9 has scale 2^-9, is 7 and rounds to 8; below 7 it is 6."""
+    x = torch.zeros(1, 32)
+    x[0, 16], x[0, 0], x[0, 1] = 2688, 7 * 2.0**-9, -6.875 * 2.0**-9
+    q = DIALECTS["fouroversix_static_6"].quantize(x)
+    assert int(q.scales[0, 0]) == 0x01 and q.codes[0, :2].tolist() == [8, 15]
+
+
+def test_ties_of_quartet_ii():
+    """Outer 1 and a block maximum of 6: every element is what is rounded. Away from zero, and toward +infinity."""
+    ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+    x = torch.cat((ties, -ties, torch.tensor([6.0, 0.0])))[None]
+    away, up = (DIALECTS[name].quantize(x, outer=1.0).codes[0].tolist() for name in ("quartet_ii", "quartet_ii_torch"))
+    assert away == [1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 7, 8]
+    assert up == [1, 2, 3, 4, 5, 6, 7, 0, 9, 10, 11, 12, 13, 14, 7, 0]
+
+
 def test_an_infinity():
     x = torch.ones(1, 32)
     x[0, 0] = INF
@@ -262,6 +280,14 @@ EXAMPLES = [
 ]
 
 
+def examples() -> tuple[torch.Tensor, ...]:
+    """The tensors of `EXAMPLES`."""
+    x = torch.zeros(len(EXAMPLES), 32)
+    for i, (_, b, amax, _, _) in enumerate(EXAMPLES):
+        x[i, 0], x[i, 16] = b, amax
+    return x.bfloat16().split(1)
+
+
 @pytest.mark.parametrize(("name", "b", "amax", "byte", "real"), EXAMPLES)
 def test_published_examples_of_scale_formulas(name: str, b: float, amax: float, byte: int, real: int):
     x = torch.zeros(1, 32)
@@ -301,6 +327,49 @@ def test_all_pairs_of_bfloat16_maxima(name: str):
     scales = nm.encode(steps.ratio.flatten(), nm.E4M3)  # the formula alone: no least scale, no other byte for zero
     real = nm.encode(b.double() * 448 / amax.double(), nm.E4M3)
     assert int((scales != real).sum()) == COUNTS[name]
+
+
+SIXTH = np.float32(1) / np.float32(6)
+# the scale before rounding from b and A, and the element before rounding from x, s and A, in numpy's float32
+RATIOS = {
+    "te": lambda b, a: b * (np.float32(2688) / a * SIXTH),
+    "te_before_2_15": lambda b, a: b * SIXTH * (np.float32(2688) / a),
+    "app_b": lambda b, a: b / np.float32(6) * (np.float32(2688) / a),
+    "torchao": lambda b, a: b / np.float32(6) / (a / np.float32(2688)),
+    "modelopt": lambda b, a: b / (np.float32(6) * (a / np.float32(2688))),
+    "compressed_tensors": lambda b, a: np.float32(1) / a * np.float32(2688) * (b / np.float32(6)),
+    "flashinfer": lambda b, a: np.float32(1) / a * np.float32(2688) * (b * SIXTH),
+    "flashinfer_exact": lambda b, a: b * (np.float32(1) / a * np.float32(2688) * SIXTH),
+    "thunderkittens": lambda b, a: b / np.float32(6) * (np.float32(1) / (a / np.float32(2688))),
+    "quartet_ii": lambda b, a: b / np.float32(6) / (a / np.float32(448) / np.float32(6)),
+    "tetrajet_v2": lambda b, a: b / (a / np.float32(448) / np.float32(6)) / np.float32(6),
+}
+SCALED = {
+    "te": lambda x, s, a: x * (np.float32(1) / (s * (np.float32(1) / (np.float32(2688) / a)))),
+    "te_before_2_15": lambda x, s, a: x * (np.float32(2688) / a / s),
+    "torchao": lambda x, s, a: x * (np.float32(1) / (a / np.float32(2688)) / s),
+    "modelopt": lambda x, s, a: x / (s * (a / np.float32(2688))),
+    "compressed_tensors": lambda x, s, a: x / (s / (np.float32(1) / a * np.float32(2688))),
+    "flashinfer": lambda x, s, a: x * (np.float32(1) / (s * (np.float32(1) / (np.float32(1) / a * np.float32(2688))))),
+    "thunderkittens": lambda x, s, a: x * (np.float32(1) / (s * (a / np.float32(2688)))),
+    "quartet_ii": lambda x, s, a: x / (s * (a / np.float32(448) / np.float32(6))),
+}
+
+
+@pytest.mark.parametrize("name", RATIOS)
+def test_values_before_rounding_in_numpy(name: str):
+    """A million elements, one tensor amax per row: ratio and scaled elements, every bit."""
+    g = torch.Generator().manual_seed(9)
+    x = torch.randn(4096, 256, generator=g).bfloat16().float()
+    amax = x.abs().amax(-1)[:, None, None]
+    d = DIALECTS[name]
+    blocks = d.blocks(x, 16, nm.E2M1)
+    steps = d.steps(blocks, Outer(d.outer_of(amax, torch.float32), amax))
+    ratio = RATIOS[name](blocks.amax.numpy(), amax.numpy())
+    assert np.array_equal(steps.ratio.numpy(), ratio)
+    if name in SCALED:
+        scaled = SCALED[name](blocks.x.numpy(), nm.decode(steps.scales, nm.E4M3).numpy(), amax.numpy())
+        assert np.array_equal(steps.scaled.numpy(), scaled)
 
 
 # ---- fourbit's own ---------------------------------------------------------------------------------------------------
@@ -346,7 +415,7 @@ def test_fourbits_own_rules(name: str):
 @pytest.mark.parametrize("rule", ["app_b", "torchao"])
 def test_rules_of_others_in_quantize(rule: str):
     """`nm.quantize(rule=...)`: the dialect's codes and scales on finite tensors that are not all zero."""
-    for which, x in TENSORS.items():
+    for which, x in (TENSORS | {str(i): pair for i, pair in enumerate(examples())}).items():
         if which != "zero":
             ours, q = nm.quantize(x, nm.NVFP4, rule=rule), DIALECTS[rule].quantize(x)
             assert torch.equal(ours.scales, q.scales) and torch.equal(ours.codes, q.codes)
@@ -385,11 +454,7 @@ def stated_inputs(block: int) -> list[torch.Tensor]:
     poisoned[0, 3], infinite[0, 3] = NAN, INF
     g = torch.Generator().manual_seed(3)
     large = torch.randn(256, 512, generator=g).bfloat16()
-    examples = torch.zeros(len(EXAMPLES), 32)
-    for i, (_, b, amax, _, _) in enumerate(EXAMPLES):
-        examples[i, 0], examples[i, 16] = b, amax
-    pairs = examples.bfloat16().split(1)
-    return [*TENSORS.values(), poisoned, infinite, large, large.float() * 1e-38, *pairs, edges(448.0), edges(6.0)]
+    return [*TENSORS.values(), poisoned, infinite, large, large.float() * 1e-38, *examples(), edges(448.0), edges(6.0)]
 
 
 @pytest.mark.parametrize("fmt", ["NVFP4", "MXFP8", "MXFP4"])
