@@ -2,7 +2,7 @@
 
 Notation: b the block's amax, A the tensor's (or token's, or run's), s the value of the E4M3 scale, q a code's value;
 e4m3() and e2m1() round to nearest even and saturate. Every formula stands in its function's docstring with its source;
-what the stored outer is and how values are decoded stands in `dialects`.
+what the stored outer is and how values are decoded stands in `dialects_orders`.
 """
 
 from __future__ import annotations

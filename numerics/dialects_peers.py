@@ -77,7 +77,7 @@ COMPRESSED_TENSORS = Dialect(
     "vllm-project/compressed-tensors, quantization/utils/helpers.py, generate_gparam and calculate_qparams",
     NVFP4,
     Prose(
-        "encode, 2688 / A rounded to x's dtype; 1 where that is NaN or infinite",
+        "encode, (1 / A) * 2688, both rounded to x's dtype; 1 where that is NaN or infinite",
         "e4m3(encode * (b / 6)), b / 6 rounded to x's dtype",
         "0x20 (0.125), also where the scale underflows",
         f"x / (s / encode), {_EVEN}, -0 becomes +0",
@@ -96,7 +96,7 @@ FLASHINFER = Dialect(
     "flashinfer-ai/flashinfer, tests/test_helpers/utils_fp4.py, ref_fp4_quant: the default kernel's formulas",
     NVFP4,
     Prose(
-        "encode, 2688 / A; infinite for an all-zero tensor, whose scales are NaN",
+        "encode, (1 / A) * 2688, as torch divides a number by a tensor; infinite for zeros, whose scales are then NaN",
         "e4m3(encode * (b * fl(1/6)))",
         "0x00; its elements are multiplied by 0",
         f"x * (1 / (s * (1 / encode))), 1 / 0 being 0; {_EVEN}, -0 becomes +0",
@@ -116,7 +116,7 @@ FLASHINFER_EXACT = Dialect(
     "FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH=1",
     NVFP4,
     Prose(
-        "encode, 2688 / A",
+        "encode, (1 / A) * 2688, as torch divides a number by a tensor",
         "e4m3(b * (encode * fl(1/6))), 0 for a zero block",
         "0x00, also where the scale underflows: elements then saturate",
         f"x * min(1 / (s * (1 / encode)), FLT_MAX), hardware cast: {_EVEN}, -0 kept, NaN 7",

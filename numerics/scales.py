@@ -173,6 +173,7 @@ def exact(block: Block) -> tuple[Tensor, Tensor]:
     codes, scale = e4m3_scale(block.amax.to(torch.float64) / (outer * block.element.max))
     step = scale.to(torch.float64) * outer
     scaled = block.x.to(torch.float64) / torch.where(step == 0, float("inf"), step)
+    scaled = scaled.clamp(-block.element.max, block.element.max)  # as `Block.encode`: no -8 in INT4
     return codes, encode_tensor(scaled, block.element, block.rounding, block.random_bits).to(torch.uint8)
 
 
