@@ -68,7 +68,16 @@ def compiled_operations() -> list[Operation]:
         gate, up = d.tested(2, d.rows, 64, dtype=torch.bfloat16)
         return {"gate": gate, "up": up, "dh": d.tested(d.rows, 64, dtype=torch.float32)}
 
-    rules = ("static_6", "static_4", "four_over_six_mae", "four_over_six_absmax", "unbiased")
+    rules = (
+        "static_6",
+        "static_4",
+        "four_over_six_mae",
+        "four_over_six_absmax",
+        "unbiased",
+        "app_b",
+        "torchao",
+        "exact",
+    )
     fp32, both = (torch.float32,), (torch.float32, torch.bfloat16)
     usual = (nm.NVFP4, nm.NVFP4_46, nm.MXFP8, nm.MXS2F6)
     return [

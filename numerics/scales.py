@@ -7,6 +7,9 @@ once; divisions are tensor by tensor. E4M3 scales:
     nvfp4           s = e4m3(amax * (s_enc * (1/max)))           q = fmt(x * min(1 / (s * (1 / s_enc)), FLT_MAX))
     static_M        s = e4m3(amax / (outer * M)), M = 6 or 4     q = e2m1(x / (s * outer))
     four_over_six   both static_M, whichever has the smaller error of (q * s) * outer - x; 4 only if strictly smaller
+    app_b           s = e4m3((amax / max) * s_enc)               q as nvfp4
+    torchao         s = e4m3((amax / max) / outer), >= 2^-6      q = fmt(x * ((1 / outer) / s))
+    exact           s = e4m3(amax / (outer * max)), q = fmt(x / (s * outer)), the real quotients
     unbiased        s = e4m3(amax / (outer * (max * 16/17))), rounded up where subnormal: no element saturates
     if4             static_6 in FP4, or s = e4m3(amax / (outer * 7)) in INT4, the smaller squared error, ties FP4
 
@@ -16,7 +19,8 @@ E8M0 and FP32 scales:
     floor           s = 2^(exponent(amax) - exponent(max)): the largest may saturate
     amax            s = amax / max, FP32                                            q = fmt(x / s)
 
-`outer` and s_enc are those of `numerics.outer`.
+`outer` and s_enc are those of `numerics.outer`. Other people's quantizers, whose zeros, NaN and order of decoding
+differ as well, are `DIALECTS` (`numerics.dialects`); `identify` tells which of them made given bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +33,12 @@ import torch
 from torch import Tensor
 
 from .codes import decode_tensor, encode_tensor, with_sign
+from .dialects import DIALECTS as DIALECTS
+from .dialects_casts import tree as tree
+from .dialects_core import Dialect as Dialect
 from .formats import E4M3, E8M0, INT4, Format
+from .identify import identify as identify
+from .identify_result import Identification as Identification
 from .outer import FLT_MAX, constant
 from .rounding import Rounding, pattern, round_magnitude
 
@@ -129,11 +138,48 @@ def nvfp4(block: Block) -> tuple[Tensor, Tensor]:
     1/6 is rounded to FP32 before it multiplies. A block whose scale underflows keeps scale 0; its elements, times
     FLT_MAX, saturate and decode to signed zeros. Element scaling multiplies by the rounded reciprocal.
     """
+    one, s_enc = _one_and_encode(block)
+    return _by_encode(block, block.amax * (s_enc * (one / constant(block.element.max, block.amax))))
+
+
+def _one_and_encode(block: Block) -> tuple[Tensor, Tensor]:
     one = torch.ones_like(block.amax)
-    s_enc = one if block.s_enc is None else block.s_enc
-    codes, scale = e4m3_scale(block.amax * (s_enc * (one / one.new_tensor(block.element.max))))
+    return one, one if block.s_enc is None else block.s_enc
+
+
+def _by_encode(block: Block, ratio: Tensor) -> tuple[Tensor, Tensor]:
+    """The scale from its value before rounding, elements times min(1 / (s * (1 / s_enc)), FLT_MAX)."""
+    one, s_enc = _one_and_encode(block)
+    codes, scale = e4m3_scale(ratio)
     multiplier = (one / (scale * (one / s_enc))).clamp(max=FLT_MAX)
     return codes, block.encode(block.x * multiplier)
+
+
+def app_b(block: Block) -> tuple[Tensor, Tensor]:
+    """arXiv 2509.25149, appendix B, to the letter; Transformer Engine's transposing kernel before 2.15."""
+    _, s_enc = _one_and_encode(block)
+    return _by_encode(block, (block.amax / constant(block.element.max, block.amax)) * s_enc)
+
+
+def torchao(block: Block) -> tuple[Tensor, Tensor]:
+    """torchao's `nvfp4_quantize`, two levels, with fourbit's NaN and zero tensors: no scale is below 2^-6."""
+    one, outer = torch.ones_like(block.amax), block.times_outer(1.0)
+    ratio = (block.amax / constant(block.element.max, block.amax)) / outer
+    codes, scale = e4m3_scale(ratio.clamp(2.0**-6, E4M3.max))
+    return codes, block.encode(block.x * ((one / outer) / scale))
+
+
+def exact(block: Block) -> tuple[Tensor, Tensor]:
+    """Real quotients of what is stored, each rounded once. (The dialect of this name divides by the tensor's amax.)
+
+    float64 holds products of float32 and small codes, and no quotient comes within 2^-32 of a tie without being one.
+    """
+    outer = block.times_outer(1.0).to(torch.float64)
+    codes, scale = e4m3_scale(block.amax.to(torch.float64) / (outer * block.element.max))
+    step = scale.to(torch.float64) * outer
+    scaled = block.x.to(torch.float64) / torch.where(step == 0, float("inf"), step)
+    scaled = scaled.clamp(-block.element.max, block.element.max)  # as `Block.encode`: no -8 in INT4
+    return codes, encode_tensor(scaled, block.element, block.rounding, block.random_bits).to(torch.uint8)
 
 
 def _divided(block: Block, scale: Tensor) -> Tensor:
@@ -197,13 +243,6 @@ def if4(block: Block) -> tuple[Tensor, Tensor]:
     return torch.where(use_integer, scale_i | 0x80, scale_f), torch.where(use_integer, codes_i, codes_f)
 
 
-def tree(x: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Combine the last axis (a power of two long) as a binary tree over adjacent pairs; keeps the axis."""
-    while x.shape[-1] > 1:
-        x = combine(x[..., 0::2], x[..., 1::2])
-    return x
-
-
 def power_of_two(block: Block, up: bool) -> tuple[Tensor, Tensor]:
     """E8M0 scale: rounded up so that no element saturates (arXiv 2506.08027, PTX `cvt.rp.ue8m0x2`), or down to the
     difference of exponents (OCP Microscaling v1.0, section 6.3).
@@ -248,6 +287,9 @@ RULES: dict[str, Rule] = {
         Rule("four_over_six_absmax", partial(four_over_six, measure=_largest), 256.0, _FOUR_OVER_SIX),
         Rule("unbiased", unbiased, 448.0 * 16 / 17, "arXiv 2601.22813, section 3"),
         Rule("if4", if4, 448.0, "Four over Six's repository, IF4", alternative=INT4),
+        Rule("app_b", app_b, 448.0, "arXiv 2509.25149, appendix B"),
+        Rule("torchao", torchao, 448.0, "pytorch/ao 0.18, torchao/prototype/mx_formats/nvfp4_tensor.py"),
+        Rule("exact", exact, 448.0, "the quotients of arXiv 2509.25149, appendix B, correctly rounded"),
         Rule("rceil", partial(power_of_two, up=True), None, "arXiv 2506.08027; PTX cvt.rp.satfinite.ue8m0x2", E8M0),
         Rule("floor", partial(power_of_two, up=False), None, "OCP Microscaling Formats v1.0, section 6.3", E8M0),
         Rule("amax", amax, None, "arXiv 2412.19437, section 3.3", None),

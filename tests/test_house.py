@@ -419,3 +419,15 @@ def test_the_hooks_before_a_commit_are_the_checks_before_the_tests() -> None:
     steps = [line.strip().removesuffix(" --check") for line in recipe[1].splitlines()]
     assert re.findall(r"entry: (.*)", config) == [step for step in steps if "pytest" not in step]
     assert re.findall(r"repo: (.*)", config) == ["local"]
+
+
+def test_no_division_by_a_tensor_made_of_a_number() -> None:
+    """A compiler folds such a divisor into a product with its reciprocal: `outer.constant` makes one that it cannot."""
+    made = re.compile(r"/\s*\(?\s*(torch\.|\w+\.)?(new_tensor|new_full|full_like|full|tensor)\(")
+    found = [
+        f"{path.name}: {line.strip()}"
+        for path in sorted((ROOT / "numerics").glob("*.py"))
+        for line in path.read_text("utf-8").splitlines()
+        if made.search(line)
+    ]
+    assert found == []

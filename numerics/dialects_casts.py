@@ -1,0 +1,85 @@
+"""What the rules of `dialects_nv` and `dialects_mx` are made of: constants, casts, sums, choices.
+
+Everything is exact or rounded once to float32; casts round to nearest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .codes import decode_tensor, encode_tensor
+from .dialects_core import Blocks, Steps
+from .formats import E2M1, E4M3, Format
+from .rounding import Rounding, pattern
+
+FLT_MAX = torch.finfo(torch.float32).max
+
+
+def const(like: Tensor, value: float) -> Tensor:
+    """A float32 constant to divide by, or to divide."""
+    return like.new_tensor(value)
+
+
+def e4m3(ratio: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale codes, nearest even, saturating at 448, NaN 0x7F; and their float32 values."""
+    codes = encode_tensor(ratio, E4M3, Rounding.NEAREST_EVEN)
+    return codes, decode_tensor(codes, E4M3)
+
+
+def nearest(scaled: Tensor, element: Format = E2M1, rounding: Rounding = Rounding.NEAREST_EVEN) -> Tensor:
+    """Element codes as the hardware's cvt...satfinite gives them: -0 kept, NaN +max (or the format's NaN)."""
+    return encode_tensor(scaled, element, rounding)
+
+
+def nearest_plus_zero(scaled: Tensor, nan: int = 0) -> Tensor:
+    """E2M1 codes of a cast by comparisons: -0 becomes +0 (a negative number that rounds to zero keeps its sign), NaN
+    becomes `nan`."""
+    codes = torch.where(scaled == 0, 0, nearest(scaled))
+    return torch.where(torch.isnan(scaled), nan, codes).to(torch.uint8)
+
+
+def square(d: Tensor) -> Tensor:
+    """d^2, rounded."""
+    return d * d
+
+
+def cap(x: Tensor) -> Tensor:
+    """min(x, FLT_MAX); NaN stays."""
+    return x.clamp(max=FLT_MAX)
+
+
+def tree(x: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Combine the last axis (a power of two long) as a binary tree over adjacent pairs; keeps the axis."""
+    while x.shape[-1] > 1:
+        x = combine(x[..., 0::2], x[..., 1::2])
+    return x
+
+
+def one_by_one(x: Tensor) -> Tensor:
+    """Sum of the last axis from the first to the last value; keeps the axis."""
+    total = torch.zeros_like(x[..., :1])
+    for i in range(x.shape[-1]):
+        total = total + x[..., i : i + 1]
+    return total
+
+
+def choose(four: Tensor, if_four: Steps, otherwise: Steps) -> Steps:
+    """The steps of each block by a mask (..., n, 1)."""
+    pairs = [(if_four.ratio, otherwise.ratio), (if_four.scales, otherwise.scales)]
+    pairs += [(if_four.scaled, otherwise.scaled), (if_four.codes, otherwise.codes)]
+    return Steps(*(torch.where(four, a, b) for a, b in pairs))
+
+
+def poisoned(blocks: Blocks, steps: Steps, scale_format: Format) -> Steps:
+    """A NaN scale and codes of +max where a block is not finite: fourbit's own rule."""
+    size = (blocks.x.view(torch.int32) & 0x7FFFFFFF).amax(-1, keepdim=True)
+    finite = size < pattern(float("inf"), torch.float32)
+    nan = scale_format.nan_code
+    assert nan is not None
+    scales = torch.where(finite, steps.scales, nan).to(torch.uint8)
+    return Steps(
+        steps.ratio, scales, steps.scaled, torch.where(finite, steps.codes, blocks.element.max_code).to(torch.uint8)
+    )

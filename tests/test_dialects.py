@@ -1,0 +1,525 @@
+"""Dialects: codes, scales and decoded values of public quantizers.
+
+Contract and oracles: (1) scalar twins in exact rationals (dialect_twins.py) for every dialect, on blocks with ties,
+zeros, subnormal scales, underflow, tiny and huge tensors; (2) the bytes that each quantizer is known for: zero blocks,
+zero tensors, infinities, the published examples and counts of scale formulas; (3) `nm.quantize` for fourbit's own; (4)
+any two dialects differ on a stated input, or are listed as the same function. Bitwise. The quantizers themselves are
+the oracle of test_dialect_peers.py.
+"""
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from dialect_twins import MX_TWINS, TWINS, nearest_fraction
+
+import numerics as nm
+from numerics.dialects_core import LAYOUTS, Outer
+
+DIALECTS = nm.scales.DIALECTS
+NV = [name for name, d in DIALECTS.items() if "NVFP4" in d.formats]
+MX = [(name, fmt) for name, d in DIALECTS.items() for fmt in d.formats if fmt != "NVFP4"]
+INF, NAN = float("inf"), float("nan")
+
+
+def test_every_dialect_has_a_twin_and_says_what_it_does():
+    assert set(TWINS) == set(NV) and set(MX_TWINS) == {name for name, _ in MX}
+    for name, d in DIALECTS.items():
+        text = str(d)
+        assert text.startswith(f"{name}: ") and d.source
+        for word in ("outer", "scale", "zero", "elements", "NaN, Inf", "decode"):
+            assert f"\n    {word:<12}" in text
+        assert (d.outer_of is None) == (d.direction is None)
+
+
+# ---- scalar twins ----------------------------------------------------------------------------------------------------
+
+
+def tensors(block: int = 16) -> dict[str, torch.Tensor]:
+    """Tensors of 8 x 128, finite, by a name."""
+    g = torch.Generator().manual_seed(7)
+    x = torch.randn(8, 128, generator=g)
+    ties = torch.randint(-48, 49, (8, 128), generator=g) / 8 * torch.exp2(torch.arange(8.0) - 4)[:, None]
+    wide = (x * torch.exp2(torch.randint(-24, 24, (8, 128), generator=g).float())).bfloat16().float()
+    sparse = x.clone()
+    sparse[0], sparse[1, :32], sparse[2, ::3], sparse[3] = 0, 0, -0.0, sparse[3] * 1e-6
+    sparse[4] *= 2e-7
+    outlier = x.clone()
+    outlier[0, 0] = 3e5
+    return {
+        "normal": x,
+        "bfloat16 values": x.bfloat16().float(),
+        "ties": ties,
+        "wide": wide,
+        "zeros and small rows": sparse,
+        "an outlier": outlier,
+        "zero": torch.zeros(8, 128),
+        "1e-20": x * 1e-20,
+        "1e-30": x * 1e-30,
+        "1e30": x * 1e30,
+        "1e37": x * 1e37,
+    }
+
+
+TENSORS = tensors()
+
+
+def same(a: float, b: float) -> bool:
+    return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1.0, a) == math.copysign(1.0, b))
+
+
+@pytest.mark.parametrize("name", NV)
+@pytest.mark.parametrize("which", TENSORS)
+def test_scalar_twin(name: str, which: str):
+    d, x = DIALECTS[name], TENSORS[which]
+    q = d.quantize(x)
+    values = d.dequantize(q)
+    amax = float(x.abs().max())
+    for row, start in itertools.product(range(8), range(0, 128, 64)):  # every fourth block
+        xs = x[row, start : start + 16].tolist()
+        scope = float(x[row].abs().max()) if d.run == 128 else amax
+        scale, codes, decoded = TWINS[name](xs, scope)
+        assert int(q.scales[row, start // 16]) == scale
+        undefined = scale == 0x7F and not d.defined_nan
+        if not undefined:
+            assert q.codes[row, start : start + 16].tolist() == codes
+            assert all(map(same, values[row, start : start + 16].tolist(), decoded))
+
+
+@pytest.mark.parametrize(("name", "fmt"), MX)
+@pytest.mark.parametrize("which", [*TENSORS, "1e-38", "2^-120", "edges"])
+def test_scalar_twin_mx(name: str, fmt: str, which: str):
+    special = {
+        "1e-38": TENSORS["normal"] * 1e-38,
+        "2^-120": TENSORS["normal"] * 2.0**-120,
+        "edges": edges(LAYOUTS[fmt].element.max),
+    }
+    x = special[which] if which in special else TENSORS[which]
+    if which in ("1e-38", "2^-120", "edges") and name in ("compressed_tensors_mx", "fouroversix_mx"):
+        return  # float32 subnormals: not claimed
+    d, element = DIALECTS[name], LAYOUTS[fmt].element
+    q = d.quantize(x, fmt)
+    values = d.dequantize(q)
+    for row, block in itertools.product(range(x.shape[0]), range(4)):
+        part = slice(32 * block, 32 * block + 32)
+        scale, codes = MX_TWINS[name](x[row, part].tolist(), element)
+        assert int(q.scales[row, block]) == scale, (row, block, float(x[row, part].abs().max()).hex())
+        assert q.codes[row, part].tolist() == codes
+        decoded = [float(torch.tensor(element.value(c) * 2.0 ** (scale - 127), dtype=torch.float32)) for c in codes]
+        assert all(map(same, values[row, part].tolist(), decoded))
+
+
+def edges(largest: float) -> torch.Tensor:
+    """Block maxima at, one and a few ulp around powers of two and multiples of `largest`, over float32's range."""
+    maxima = [
+        math.ldexp(m, k)
+        for k in (-149, -135, -127, -126, -100, -64, -33, -9, -1, 0, 1, 7, 32, 63, 90, 118)
+        for m in (1.0, largest)
+    ]
+    row = torch.tensor(maxima, dtype=torch.float64).to(torch.float32)
+    steps = torch.tensor([-2, -1, 0, 1, 2, 5, 11, 22, 23, 40], dtype=torch.int32)
+    b = ((row.view(torch.int32)[:, None] + steps).clamp(0, 0x7F7FFFFF)).view(torch.float32).flatten()
+    x = torch.zeros(len(b) + -len(b) % 4, 32)
+    x[: len(b), 0], x[: len(b), 1] = b, -b * 0.4
+    return x.view(-1, 128)
+
+
+def test_the_logarithm_of_torchao_rceil_is_torchs():
+    """Ratios 2^k (1 + i 2^-23), all k, i up to 64: ceil(log2) as torch computes it on this CPU."""
+    k = torch.arange(-126, 127).double()
+    ratio = (torch.exp2(k)[:, None] * (1 + torch.arange(65).double() * 2.0**-23)).to(torch.float32)
+    expected = torch.ceil(torch.log2(ratio)).clamp(-127, 127).to(torch.int32) + 127
+    x = torch.zeros(ratio.numel(), 32)
+    x[:, 0] = ratio.flatten()
+    element = nm.Format("ONE", "float", 8, 5, 2, 30)  # any format whose largest value is a power of two times 1.75
+    blocks = DIALECTS["torchao_rceil"].blocks(x * element.max, 32, element)
+    exact = (blocks.amax / element.max).flatten() == ratio.flatten()
+    steps = DIALECTS["torchao_rceil"].steps(blocks, Outer(torch.ones(1), None))
+    assert int(exact.sum()) > 15000
+    assert torch.equal(steps.scales.flatten()[exact], expected.flatten().to(torch.uint8)[exact])
+
+
+# ---- known bytes -----------------------------------------------------------------------------------------------------
+
+ZERO_BLOCK = {
+    "te": 0x00,
+    "fouroversix": 0x00,
+    "flashinfer": 0x00,
+    "exact": 0x00,
+    "fourbit": 0x00,
+    "torchao": 0x08,
+    "torchao_one_level": 0x08,
+    "modelopt": 0x38,
+    "quartet_ii": 0x38,
+    "quartet_ii_torch": 0x38,
+    "qwix": 0x38,
+    "compressed_tensors": 0x20,
+    "tetrajet_v2": 0x01,
+}
+
+
+@pytest.mark.parametrize("name", ZERO_BLOCK)
+def test_a_zero_block(name: str):
+    x = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
+    x[0, 16:32] = 0
+    q = DIALECTS[name].quantize(x)
+    assert int(q.scales[0, 1]) == ZERO_BLOCK[name]
+    assert torch.all(DIALECTS[name].dequantize(q)[0, 16:32] == 0)
+
+
+def test_zeros_before_2_15_of_transformer_engine_become_sixes_of_scale_zero():
+    x = torch.randn(1, 32, generator=torch.Generator().manual_seed(0))
+    x[0, :16] = 0
+    q = DIALECTS["te_before_2_15"].quantize(x)
+    assert int(q.scales[0, 0]) == 0 and torch.all(q.codes[0, :16] == 7)
+    assert torch.all(DIALECTS["te_before_2_15"].dequantize(q)[0, :16] == 0)
+
+
+@pytest.mark.parametrize("name", NV)
+def test_an_all_zero_tensor(name: str):
+    q = DIALECTS[name].quantize(torch.zeros(2, 64))
+    values = DIALECTS[name].dequantize(q)
+    if name in ("torchao", "modelopt", "flashinfer", "flashinfer_exact"):
+        poisoned = name != "flashinfer_exact"
+        assert torch.all(q.scales == (0x7F if poisoned else 0)) and torch.isnan(values).all() == poisoned
+    else:
+        assert torch.all(values == 0)
+
+
+UNDERFLOW = {"te": 0x00, "modelopt": 0x01, "torchao": 0x08, "compressed_tensors": 0x20, "exact": 0x00}
+
+
+@pytest.mark.parametrize("name", UNDERFLOW)
+def test_a_block_whose_scale_underflows(name: str):
+    """Block maximum 1.7e-6 of the tensor's."""
+    x = torch.ones(1, 32)
+    x[0, :16] = 1.7e-6 * torch.linspace(-1, 1, 16)
+    q = DIALECTS[name].quantize(x)
+    assert int(q.scales[0, 0]) == UNDERFLOW[name]
+    first = {"te": 15, "exact": 8}.get(name)
+    assert first is None or int(q.codes[0, 0]) == first
+    assert (DIALECTS[name].dequantize(q)[0, 0] == 0) == (name not in ("modelopt", "torchao"))
+
+
+def test_fouroversix_does_not_saturate():
+    x = torch.ones(1, 32)
+    x[0, :5] = 6.4e-6 * torch.tensor([1, -0.97, 0.9, -0.8, 0.7])
+    x[0, 5:16] = 0
+    ours, theirs = (DIALECTS[name].quantize(x) for name in ("te", "fouroversix_static_6"))
+    assert int(ours.scales[0, 0]) == int(theirs.scales[0, 0]) == 0x01
+    assert ours.codes[0, :5].tolist() == [7, 15, 7, 15, 7]
+    assert theirs.codes[0, :5].tolist() == [8, 8, 8, 8, 7]
+
+
+def test_seven_becomes_code_eight():
+    """A is 2688, so scales are not moved: 7 * 2^-9 has scale 2^-9, is 7 and rounds to 8; below 7 it is 6."""
+    x = torch.zeros(1, 32)
+    x[0, 16], x[0, 0], x[0, 1] = 2688, 7 * 2.0**-9, -6.875 * 2.0**-9
+    q = DIALECTS["fouroversix_static_6"].quantize(x)
+    assert int(q.scales[0, 0]) == 0x01 and q.codes[0, :2].tolist() == [8, 15]
+
+
+def test_ties_of_quartet_ii():
+    """Outer 1 and a block maximum of 6: every element is what is rounded. Away from zero, and toward +infinity."""
+    ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+    x = torch.cat((ties, -ties, torch.tensor([6.0, 0.0])))[None]
+    away, up = (DIALECTS[name].quantize(x, outer=1.0).codes[0].tolist() for name in ("quartet_ii", "quartet_ii_torch"))
+    assert away == [1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 7, 8]
+    assert up == [1, 2, 3, 4, 5, 6, 7, 0, 9, 10, 11, 12, 13, 14, 7, 0]
+
+
+def test_an_infinity():
+    x = torch.ones(1, 32)
+    x[0, 0] = INF
+    q = DIALECTS["te"].quantize(x)
+    assert q.scales.tolist() == [[0x7E, nm.encode(torch.tensor([1 / 6]), nm.E4M3).item()]] and int(q.codes[0, 0]) == 7
+    assert DIALECTS["te"].dequantize(q)[0, 0] == INF
+    assert float(DIALECTS["compressed_tensors"].quantize(x).outer) == 0
+    for name in ("torchao", "modelopt", "flashinfer", "fouroversix", "quartet_ii"):
+        assert int(DIALECTS[name].quantize(x).scales[0, 0]) == 0x7F
+    one = DIALECTS["torchao_one_level"]
+    assert one.dequantize(one.quantize(x))[0, 0] == 2688
+    assert DIALECTS["fourbit"].quantize(x).scales.tolist() == [[0x7F, 0x7E]]
+
+
+def test_a_nan():
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    x[1, 20] = NAN
+    everywhere = {"te", "te_46", "torchao", "modelopt", "flashinfer", "fouroversix", "quartet_ii"}
+    for name in everywhere:
+        assert torch.all(DIALECTS[name].quantize(x).scales == 0x7F), name
+    for name in ("torchao_one_level", "compressed_tensors", "qwix", "fourbit", "exact"):
+        assert (DIALECTS[name].quantize(x).scales == 0x7F).nonzero().tolist() == [[1, 1]], name
+    for name in ("te_kernel", "te_before_2_15", "app_b", "flashinfer_exact", "tetrajet_v2", "thunderkittens"):
+        q = DIALECTS[name].quantize(x)
+        assert not torch.any(q.scales == 0x7F) and int(q.codes[1, 20]) == 7, name
+    assert torch.all(DIALECTS["te"].quantize(x).codes == 0)
+    assert torch.all(DIALECTS["modelopt"].quantize(x).codes == 7)
+    assert float(DIALECTS["compressed_tensors"].quantize(x).outer) == 1.0
+
+
+def test_tiny_and_huge_tensors_decode_by_the_order_of_products():
+    tiny, huge = torch.full((1, 16), 1e-38), torch.full((1, 16), 3.3e38)
+    found = {name: [float(d.dequantize(d.quantize(t))[0, 0]) for t in (tiny, huge)] for name, d in DIALECTS.items()}
+    assert found["te"][0] == pytest.approx(6.3e-42, rel=1e-2) and found["te"][1] == INF
+    assert found["fouroversix_static_6"][1] == INF
+    for name in ("torchao", "modelopt", "fourbit", "exact"):
+        assert found[name][0] == pytest.approx(1e-38, rel=1e-5) and found[name][1] == pytest.approx(3.3e38, rel=1e-5)
+    assert found["compressed_tensors"][0] == 0 and found["compressed_tensors"][1] == pytest.approx(3.3e38, rel=1e-5)
+
+
+# b, A, and the byte of the formula and of the real quotient
+EXAMPLES = [
+    ("te", 0.76171875, 1.015625, 0x7B, 0x7A),
+    ("tetrajet_v2", 0.76171875, 1.015625, 0x7B, 0x7A),
+    ("te_before_2_15_transpose", 1.58548e-05, 1.0390625, 0x03, 0x04),
+    ("fouroversix_static_6", 1.58548e-05, 1.0390625, 0x03, 0x04),
+]
+
+
+def examples() -> tuple[torch.Tensor, ...]:
+    """The tensors of `EXAMPLES`."""
+    x = torch.zeros(len(EXAMPLES), 32)
+    for i, (_, b, amax, _, _) in enumerate(EXAMPLES):
+        x[i, 0], x[i, 16] = b, amax
+    return x.bfloat16().split(1)
+
+
+@pytest.mark.parametrize(("name", "b", "amax", "byte", "real"), EXAMPLES)
+def test_published_examples_of_scale_formulas(name: str, b: float, amax: float, byte: int, real: int):
+    x = torch.zeros(1, 32)
+    x[0, 0], x[0, 16] = b, amax
+    x = x.bfloat16()
+    assert int(DIALECTS[name].quantize(x).scales[0, 0]) == byte
+    assert int(DIALECTS["exact"].quantize(x).scales[0, 0]) == real
+
+
+# How often the byte differs from that of the real quotient. Published: all but that of compressed-tensors and
+# FlashInfer, whose 2688 / A was counted as one division; with a Python number torch makes it (1 / A) * 2688.
+COUNTS = {
+    "te": 338,
+    "te_kernel": 338,
+    "app_b": 95,
+    "fouroversix_static_6": 95,
+    "torchao": 106,
+    "modelopt": 117,
+    "tetrajet_v2": 168,
+    "quartet_ii_torch": 493,
+    "exact": 0,
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_all_pairs_of_bfloat16_maxima(name: str):
+    """Mantissas of b and A, 20 gaps of exponents, b <= A: 319,552 pairs."""
+    bits = torch.arange(128) / 128 + 1
+    amax = bits.view(-1, 1, 1)
+    b = bits.view(1, -1, 1) * torch.exp2(-torch.arange(20.0)).view(1, 1, -1)
+    amax, b = (t[b <= amax] for t in torch.broadcast_tensors(amax, b))
+    assert len(b) == 319552
+    d = DIALECTS[name]
+    blocks = d.blocks(b[:, None], 16, nm.E2M1)
+    scope = amax[:, None, None]
+    steps = d.steps(blocks, Outer(d.outer_of(scope, torch.float32), scope))
+    scales = nm.encode(steps.ratio.flatten(), nm.E4M3)  # the formula alone: no least scale, no other byte for zero
+    real = nm.encode(b.double() * 448 / amax.double(), nm.E4M3)
+    assert int((scales != real).sum()) == COUNTS[name]
+
+
+SIXTH = np.float32(1) / np.float32(6)
+# the scale before rounding from b and A, and the element before rounding from x, s and A, in numpy's float32
+RATIOS = {
+    "te": lambda b, a: b * (np.float32(2688) / a * SIXTH),
+    "te_before_2_15": lambda b, a: b * SIXTH * (np.float32(2688) / a),
+    "app_b": lambda b, a: b / np.float32(6) * (np.float32(2688) / a),
+    "torchao": lambda b, a: b / np.float32(6) / (a / np.float32(2688)),
+    "modelopt": lambda b, a: b / (np.float32(6) * (a / np.float32(2688))),
+    "compressed_tensors": lambda b, a: np.float32(1) / a * np.float32(2688) * (b / np.float32(6)),
+    "flashinfer": lambda b, a: np.float32(1) / a * np.float32(2688) * (b * SIXTH),
+    "flashinfer_exact": lambda b, a: b * (np.float32(1) / a * np.float32(2688) * SIXTH),
+    "thunderkittens": lambda b, a: b / np.float32(6) * (np.float32(1) / (a / np.float32(2688))),
+    "quartet_ii": lambda b, a: b / np.float32(6) / (a / np.float32(448) / np.float32(6)),
+    "tetrajet_v2": lambda b, a: b / (a / np.float32(448) / np.float32(6)) / np.float32(6),
+}
+SCALED = {
+    "te": lambda x, s, a: x * (np.float32(1) / (s * (np.float32(1) / (np.float32(2688) / a)))),
+    "te_before_2_15": lambda x, s, a: x * (np.float32(2688) / a / s),
+    "torchao": lambda x, s, a: x * (np.float32(1) / (a / np.float32(2688)) / s),
+    "modelopt": lambda x, s, a: x / (s * (a / np.float32(2688))),
+    "compressed_tensors": lambda x, s, a: x / (s / (np.float32(1) / a * np.float32(2688))),
+    "flashinfer": lambda x, s, a: x * (np.float32(1) / (s * (np.float32(1) / (np.float32(1) / a * np.float32(2688))))),
+    "thunderkittens": lambda x, s, a: x * (np.float32(1) / (s * (a / np.float32(2688)))),
+    "quartet_ii": lambda x, s, a: x / (s * (a / np.float32(448) / np.float32(6))),
+}
+
+
+@pytest.mark.parametrize("name", RATIOS)
+def test_values_before_rounding_in_numpy(name: str):
+    """A million elements, one tensor amax per row: ratio and scaled elements, every bit."""
+    g = torch.Generator().manual_seed(9)
+    x = torch.randn(4096, 256, generator=g).bfloat16().float()
+    amax = x.abs().amax(-1)[:, None, None]
+    d = DIALECTS[name]
+    blocks = d.blocks(x, 16, nm.E2M1)
+    steps = d.steps(blocks, Outer(d.outer_of(amax, torch.float32), amax))
+    ratio = RATIOS[name](blocks.amax.numpy(), amax.numpy())
+    assert np.array_equal(steps.ratio.numpy(), ratio)
+    if name in SCALED:
+        scaled = SCALED[name](blocks.x.numpy(), nm.decode(steps.scales, nm.E4M3).numpy(), amax.numpy())
+        assert np.array_equal(steps.scaled.numpy(), scaled)
+
+
+# ---- fourbit's own ---------------------------------------------------------------------------------------------------
+
+OWN = {
+    "fourbit": (nm.NVFP4, "nvfp4"),
+    "fourbit_static_6": (nm.NVFP4, "static_6"),
+    "fourbit_46": (nm.NVFP4_46, "four_over_six"),
+    "rceil": (nm.MXFP8, "rceil"),
+    "ocp_floor": (nm.MXFP8, "floor"),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_fourbits_own_rules(name: str):
+    fmt, rule = OWN[name]
+    layout = fmt if fmt.name in LAYOUTS else "NVFP4"
+    poisoned = TENSORS["normal"].clone()
+    poisoned[0, 3], poisoned[3, 70], poisoned[4, 4] = NAN, INF, -INF
+    subnormal = TENSORS["normal"] * 1e-39
+    for x in (
+        *TENSORS.values(),
+        poisoned,
+        subnormal,
+        TENSORS["normal"].bfloat16(),
+        torch.zeros(0, 64),
+        torch.ones(3, 70),
+    ):
+        ours, d = nm.quantize(x, fmt, rule=rule), DIALECTS[name]
+        q = d.quantize(x, layout)
+        assert torch.equal(q.scales, ours.scales) and torch.equal(q.codes, ours.codes)
+        assert (q.outer is None) == (ours.outer is None) and (q.outer is None or torch.equal(q.outer, ours.outer))
+        assert torch.equal(torch.nan_to_num(d.dequantize(q)), torch.nan_to_num(ours.dequantize()))
+    if fmt is nm.NVFP4:  # with an outer that was given
+        outer = torch.full((8, 1), 2.0**-9) * torch.arange(1, 9)[:, None]
+        ours, q = (
+            nm.quantize(x := TENSORS["normal"], fmt, rule=rule, outer=outer),
+            DIALECTS[name].quantize(x, outer=outer),
+        )
+        assert torch.equal(q.scales, ours.scales) and torch.equal(q.codes, ours.codes)
+
+
+@pytest.mark.parametrize("rule", ["app_b", "torchao"])
+def test_rules_of_others_in_quantize(rule: str):
+    """`nm.quantize(rule=...)`: the dialect's codes and scales on finite tensors that are not all zero."""
+    for which, x in (TENSORS | {str(i): pair for i, pair in enumerate(examples())}).items():
+        if which != "zero":
+            ours, q = nm.quantize(x, nm.NVFP4, rule=rule), DIALECTS[rule].quantize(x)
+            assert torch.equal(ours.scales, q.scales) and torch.equal(ours.codes, q.codes)
+            found = nm.scales.identify(x, ours.codes, ours.scales, ours.outer)
+            assert rule in (found.matches if rule == "torchao" else found.matches + found.matches_other_outer)
+
+
+@pytest.mark.parametrize("which", TENSORS)
+def test_the_rule_exact_rounds_real_quotients_of_the_stored_outer(which: str):
+    x = TENSORS[which]
+    for outer in ("tensor", "row"):
+        q = nm.quantize(x, nm.NVFP4, rule="exact", outer=outer)
+        for row, start in itertools.product(range(8), (0, 64)):
+            part = slice(start, start + 16)
+            factor = Fraction(float(q.outer[row if outer == "row" else 0, 0]))
+            amax = Fraction(float(x[row, part].abs().max()))
+            scale = nearest_fraction(amax / (6 * factor), 1.0, nm.E4M3)
+            step = Fraction(nm.E4M3.value(scale)) * factor
+            codes = [
+                nearest_fraction(abs(Fraction(v)) / step if step else Fraction(0), v, nm.E2M1)
+                for v in x[row, part].tolist()
+            ]
+            assert int(q.scales[row, start // 16]) == scale and q.codes[row, part].tolist() == codes
+
+
+# ---- which are the same function -------------------------------------------------------------------------------------
+
+# Codes and scales are the same on every stated input; what is stored beside them or how it is decoded is not.
+SAME = {
+    frozenset({"te_before_2_15_transpose", "app_b"}),  # App. B is that kernel's formula; 1 / S_enc is stored, not A
+}
+
+
+def stated_inputs(block: int) -> list[torch.Tensor]:
+    poisoned, infinite = (TENSORS["normal"].clone() for _ in range(2))
+    poisoned[0, 3], infinite[0, 3] = NAN, INF
+    g = torch.Generator().manual_seed(3)
+    large = torch.randn(256, 512, generator=g).bfloat16()
+    return [*TENSORS.values(), poisoned, infinite, large, large.float() * 1e-38, *examples(), edges(448.0), edges(6.0)]
+
+
+@pytest.mark.parametrize("fmt", ["NVFP4", "MXFP8", "MXFP4"])
+def test_any_two_dialects_differ_on_a_stated_input(fmt: str):
+    names = [name for name, d in DIALECTS.items() if fmt in d.formats]
+    made = {name: [DIALECTS[name].quantize(x, fmt) for x in stated_inputs(16)] for name in names}
+    alike = set()
+    for a, b in itertools.combinations(names, 2):
+        pairs = zip(made[a], made[b], strict=True)
+        if all(torch.equal(p.codes, q.codes) and torch.equal(p.scales, q.scales) for p, q in pairs):
+            alike.add(frozenset({a, b}))
+    assert alike == (SAME if fmt == "NVFP4" else set())
+    for a, b in map(sorted, alike):
+        differ = [
+            not torch.equal(DIALECTS[a].dequantize(p), DIALECTS[b].dequantize(q))
+            for p, q in zip(made[a], made[b], strict=True)
+        ]
+        assert any(differ)
+
+
+# ---- shapes and bad input --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_axes_ragged_blocks_and_empty_tensors(name: str):
+    d = DIALECTS[name]
+    x = torch.randn(5, 70, 3, generator=torch.Generator().manual_seed(1))
+    q = d.quantize(x, axis=1)
+    block = LAYOUTS[d.formats[0]].block
+    assert q.codes.shape == x.shape and q.scales.shape == (5, -(-70 // block), 3)
+    moved = d.quantize(x.movedim(1, -1))
+    assert torch.equal(q.codes, moved.codes.movedim(-1, 1)) and torch.equal(q.scales, moved.scales.movedim(-1, 1))
+    assert torch.equal(d.dequantize(q), d.dequantize(moved).movedim(-1, 1))
+    empty = d.quantize(torch.zeros(0, 64))
+    assert empty.codes.shape == (0, 64) and empty.scales.shape == (0, 64 // block)
+    assert d.dequantize(empty).shape == (0, 64)
+    line = d.quantize(torch.ones(40).numpy())
+    assert line.codes.shape == (40,)
+
+
+def test_a_run_has_its_own_outer():
+    x = torch.randn(3, 300, generator=torch.Generator().manual_seed(1))
+    x[:, 128:256] *= 1000
+    d = DIALECTS["tetrajet_v2"]
+    q = d.quantize(x)
+    assert q.outer is not None and q.outer.shape == (3, 3)
+    again = d.quantize(x, outer=q.outer)
+    assert torch.equal(again.codes, q.codes) and torch.equal(again.scales, q.scales)
+    part = d.quantize(x[:, 128:256].contiguous())
+    assert torch.equal(part.codes, q.codes[:, 128:256]) and torch.equal(part.outer, q.outer[:, 1:2])
+
+
+def test_bad_input():
+    d, x = DIALECTS["torchao"], torch.ones(2, 32)
+    with pytest.raises(TypeError, match=r"x has dtype torch\.int64"):
+        d.quantize(torch.ones(2, 32, dtype=torch.int64))
+    with pytest.raises(ValueError, match="torchao makes NVFP4"):
+        d.quantize(x, "MXFP8")
+    with pytest.raises(ValueError, match="fmt='FP8'"):
+        d.quantize(x, "FP8")
+    with pytest.raises(ValueError, match="axis=2"):
+        d.quantize(x, axis=2)
+    with pytest.raises(TypeError, match=r"outer has dtype torch\.float64: pass float32"):
+        d.quantize(x, outer=torch.ones(1, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"outer has shape \(2, 2\)"):
+        d.quantize(x, outer=torch.ones(2, 2))
+    with pytest.raises(ValueError, match="qwix has one level of scales"):
+        DIALECTS["qwix"].quantize(x, outer=1.0)
