@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from . import codes, rounding
 from .arguments import shown
@@ -157,7 +157,7 @@ def _register_philox() -> None:
         whole = torch.broadcast_tensors(*words)[0]
         return [whole.new_empty(whole.shape) for _ in range(4)]
 
-    op = torch.library.custom_op("fourbit::philox_words", run, mutates_args=(), schema=_PHILOX)
+    op = library.custom_op("fourbit::philox_words", run, mutates_args=(), schema=_PHILOX)
     op.register_fake(shapes)
 
 
