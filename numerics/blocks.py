@@ -288,9 +288,10 @@ class BlockTensor:
         require_kind(dtype, torch.dtype, "dtype", "pass a torch dtype such as torch.float32")
         if dtype not in FLOATS:
             raise TypeError(f"dtype={dtype}: pass float32, float64, float16 or bfloat16")
-        if self.outer is None or self.outer_block is None:
-            return self._times(self.outer).to(dtype)
-        return _finite(self._times(None) * self._per_value(self.outer, self.outer_block)).to(dtype)
+        outer = self.outer_per_value()
+        if outer is None or self.outer_block is None:
+            return self._times(outer).to(dtype)
+        return _finite(self._times(None) * outer).to(dtype)
 
     def packed(self) -> Tensor:
         """Codes as bytes: two 4-bit codes per byte, the even index in the low nibble; other formats as they are."""

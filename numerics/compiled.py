@@ -59,12 +59,6 @@ def options() -> dict[str, Any]:
     return {name: value for name, value in OPTIONS.items() if name in known}
 
 
-def require_callable(function: Any) -> None:
-    """Raises TypeError unless `function` can be called."""
-    if not callable(function):
-        raise TypeError(f"function is {shown(function)}: pass a function of tensors")
-
-
 def _known_options() -> set[str]:
     from torch._inductor import config  # slow to import
 
@@ -81,7 +75,8 @@ def compile(function: F) -> F:
 
     Raises: TypeError if `function` is none. RuntimeError at the first call, see `options`.
     """
-    require_callable(function)
+    if not callable(function):
+        raise TypeError(f"function is {shown(function)}: pass a function of tensors")
     state: dict[str, Callable[..., Any]] = {}
 
     @functools.wraps(function)

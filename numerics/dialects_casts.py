@@ -13,9 +13,8 @@ from torch import Tensor
 from .codes import decode_tensor, encode_tensor
 from .dialects_core import Blocks, Steps
 from .formats import E2M1, E4M3, Format
+from .outer import FLT_MAX
 from .rounding import Rounding, pattern
-
-FLT_MAX = torch.finfo(torch.float32).max
 
 
 def const(like: Tensor, value: float) -> Tensor:
