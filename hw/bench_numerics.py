@@ -1,8 +1,8 @@
 """`fourbit bench numerics`: how fast `numerics` is, beside a copy, beside other packages, eager and compiled.
 
-After runs that are not measured come rounds in which every operation has its turn; medians over the rounds count. A
-ratio is the time of the reference over the operation's own in the same round: above 1 it is faster. The reference is a
-copy of the float32 matrix, or for an element encode the other package that it competes with. What a target asks of a
+After runs that are not measured come rounds in which every operation has its turn, its reference right before it;
+medians over the rounds count. A ratio is the time of that reference over the operation's own: above 1 it is faster. The
+reference is a copy of the float32 matrix, or for an element encode the other package that it competes with. What a target asks of a
 ratio on this device is told beside it, met or missed; ratios move with whatever else the machine does.
 
 Operations: encoding to E2M1 and E4M3; NVFP4 and four-over-six quantized and dequantized, with the outer scale given and
@@ -103,22 +103,26 @@ class Row:
 
 
 def durations(operations: list[Operation], rounds: int, device: torch.device, warm_up: int = 2) -> np.ndarray:
-    """Seconds per run, (rounds, operations). On a GPU calls follow each other without waiting, which hides launches."""
+    """Seconds per run of each operation and of its reference right before it, (rounds, operations, 2).
+
+    On a GPU calls follow each other without waiting, which hides launches.
+    """
     wait = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
     calls = 10 if device.type == "cuda" else 1
+    references = {op.name: op.run for op in reversed(operations)}  # the first of a name
+
+    def clock(run: Callable[[], Any]) -> float:
+        wait()
+        start = time.perf_counter()
+        for _ in range(calls):
+            run()
+        wait()
+        return (time.perf_counter() - start) / calls
+
     for op in operations:
         for _ in range(warm_up):
             op.run()
-    seconds = np.zeros((rounds, len(operations)))
-    for line in seconds:
-        for column, op in enumerate(operations):
-            wait()
-            start = time.perf_counter()
-            for _ in range(calls):
-                op.run()
-            wait()
-            line[column] = (time.perf_counter() - start) / calls
-    return seconds
+    return np.array([[(clock(references[op.reference]), clock(op.run)) for op in operations] for _ in range(rounds)])
 
 
 def peak_memory(run: Callable[[], Any], x: Tensor) -> float | None:
@@ -144,11 +148,10 @@ def table(
 
     Args: seconds: as `durations` gives them. peaks: of each operation. size: elements.
     """
-    columns = {op.name: column for column, op in reversed(list(enumerate(operations)))}  # the first of a name
     rows = []
     for column, (op, peak) in enumerate(zip(operations, peaks, strict=True)):
-        own = float(np.median(seconds[:, column]))
-        ratio = float(np.median(seconds[:, columns[op.reference]] / seconds[:, column]))
+        own = float(np.median(seconds[:, column, 1]))
+        ratio = float(np.median(seconds[:, column, 0] / seconds[:, column, 1]))
         target = TARGETS.get((kind, op.name, op.mode))
         verdict = "" if target is None else "met" if ratio >= target else "missed"
         rows.append(Row(op.name, op.mode, own, size / own / 1e6, op.reference, ratio, target, verdict, peak))
@@ -169,7 +172,8 @@ def _requantize(codes: Tensor, scales: Tensor, random: nm.Random) -> tuple[Tenso
 def operations(x: Tensor, modes: tuple[str, ...] = ("eager", "compiled")) -> list[Operation]:
     """Everything to time on the float32 matrix `x`: references first, then peers, then ours in the given modes."""
     out, device = torch.empty_like(x), x.device
-    listed = [Operation(COPY, "torch", lambda: out.copy_(x))]
+    # on a GPU into new memory, as the others: where a block of memory lies changes its speed by some percent
+    listed = [Operation(COPY, "torch", x.clone if device.type == "cuda" else lambda: out.copy_(x))]
     listed += _peers(x)
     outers = {fmt: nm.quantize(x, fmt).outer for fmt in (nm.NVFP4, nm.NVFP4_46)}
     q, random = nm.quantize(x, nm.NVFP4), nm.Random((0, 1))

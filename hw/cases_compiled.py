@@ -80,9 +80,16 @@ def compiled_operations() -> list[Operation]:
     )
     fp32, both = (torch.float32,), (torch.float32, torch.bfloat16)
     usual = (nm.NVFP4, nm.NVFP4_46, nm.MXFP8, nm.MXS2F6)
+    others = (torch.float64, torch.bfloat16, torch.float16)  # a compiler fuses conversions with taking magnitudes
     return [
         *(Operation(f"encode {f.name}", bits, partial(_encode, f, MODES), dtypes=fp32) for f in nm.FORMATS.values()),
         Operation("encode E2M1, other modes", bits, partial(_encode, nm.E2M1, ROUNDED), dtypes=fp32),
+        *(
+            Operation(f"encode {f.name}, other dtypes", bits, partial(_encode, f, MODES[:1]), dtypes=others)
+            for f in (nm.E2M1, nm.E5M2, nm.E8M0)
+        ),
+        Operation("quantize NVFP4, other dtypes", matrix, partial(_quantize, nm.NVFP4, -1), dtypes=others[::2]),
+        Operation("quantize MXFP8, other dtypes", matrix, partial(_quantize, nm.MXFP8, -1), dtypes=others[::2]),
         *(
             Operation(f"quantize {f.name}", matrix, partial(_quantize, f, -1), dtypes=both if f in usual else fp32)
             for f in nm.BLOCK_FORMATS.values()

@@ -128,7 +128,10 @@ def _encode(x: Tensor, fmt: Format, rounding: Rounding, random_bits: Tensor | No
     # masks of -1 and 0: on a CPU integer arithmetic is several times faster than comparing and choosing
     not_a_number = ((pattern(float("inf"), x.dtype) - magnitude) >> last).to(torch.int32)
     sign = (bits >> last).to(torch.int32)
-    if x.dtype == torch.float64:  # below every format's reach, where a product with 2^-q would underflow to zero
+    if x.dtype == torch.float64:
+        # a GPU's compiler fuses conversions from float32 with taking magnitudes, and leaves the signs of NaNs
+        not_a_number = -torch.isnan(x).to(torch.int32)
+        # below every format's reach, where a product with 2^-q would underflow to zero
         magnitude = torch.where(magnitude > 0, magnitude.clamp(min=pattern(2.0**-900, x.dtype)), magnitude)
     # as integers NaN exceeds infinity, and infinity every number: one clamp saturates all three
     largest = pattern(fmt.max, x.dtype)

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, library
 
-from . import codes, rounding
+from . import codes, rounding, swiglu
 from .arguments import shown
 from .blocks import BlockFormat, BlockTensor
 from .formats import Format
@@ -109,11 +109,14 @@ def _prepare() -> None:
     Its bound on how often a function is compiled is raised: each format, dtype and shape is compiled anew.
     """
     torch._dynamo.config.recompile_limit = max(RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit)
-    torch.compiler.assume_constant_result(rounding.pattern)
+    for function in (rounding.pattern, rounding.reciprocal):
+        torch.compiler.assume_constant_result(function)
     torch.compiler.substitute_in_graph(codes.decode_tensor)(_decode_by_formula)
     torch.compiler.substitute_in_graph(_PARTITION_OF)(partition_of)
     torch.compiler.substitute_in_graph(philox_words)(_philox_words)
+    torch.compiler.substitute_in_graph(swiglu.look_up)(_look_up)
     _register_philox()
+    _register_silu()
     _keep_tails()
 
 
@@ -164,6 +167,22 @@ def _philox_words(key: Sequence[Any], counter: Sequence[Any], rounds: int = 10) 
     device = next(c.device for c in counter if isinstance(c, Tensor))
     words = [torch.as_tensor(w, dtype=torch.int64, device=device) for w in (*key, *counter)]
     return tuple(torch.ops.fourbit.philox_words(words, rounds))
+
+
+def _register_silu() -> None:
+    """The look-up of SiLU as one operation: compilers would compute its table anew, and drop the signs of its zeros."""
+
+    def shape(which: int, x: Tensor) -> Tensor:
+        return x.new_empty(x.shape, dtype=(torch.bfloat16, torch.float32)[which])
+
+    op = library.custom_op("fourbit::silu", swiglu.look_up, mutates_args=(), schema="(int which, Tensor x) -> Tensor")
+    op.register_fake(shape)
+
+
+def _look_up(which: int, x: Tensor) -> Tensor:
+    """`swiglu.look_up` through that operation."""
+    found: Tensor = torch.ops.fourbit.silu(which, x)
+    return found
 
 
 def _decode_by_formula(codes: Tensor, fmt: Format) -> Tensor:

@@ -54,6 +54,11 @@ def pattern(value: float, dtype: torch.dtype) -> int:
     return int(struct.unpack(kinds[1], struct.pack(kinds[0], value))[0])
 
 
+def reciprocal(value: float) -> float:
+    """1 / value, rounded to float32: what a compiler cannot compute for itself, see `compiled`."""
+    return float(struct.unpack("<f", struct.pack("<f", 1.0 / value))[0])
+
+
 def working_dtype(x_dtype: torch.dtype, fmt: Format) -> torch.dtype:
     """float32 unless the input is float64, or the format has more than 22 significant bits, or 2^-q is no normal
     float32 number or might lose bits of a product."""

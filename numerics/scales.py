@@ -40,7 +40,7 @@ from .formats import E4M3, E8M0, INT4, Format
 from .identify import identify as identify
 from .identify_result import Identification as Identification
 from .outer import FLT_MAX, constant
-from .rounding import Rounding, pattern, round_magnitude
+from .rounding import Rounding, pattern, reciprocal, round_magnitude
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,16 @@ class Rule:
 
 
 def e4m3_scale(value: Tensor, rounding: Rounding = Rounding.NEAREST_EVEN) -> tuple[Tensor, Tensor]:
-    """Scale codes, saturating at 448, and their values."""
-    codes = encode_tensor(value, E4M3, rounding)
-    return codes, decode_tensor(codes, E4M3)
+    """Scale codes, saturating at 448, and their values. value: float32 or float64, 0 or more."""
+    integer = torch.int32 if value.dtype == torch.float32 else torch.int64
+    magnitude = value.view(integer).clamp(max=pattern(E4M3.max, value.dtype)).view(value.dtype)
+    codes = round_magnitude(magnitude, E4M3, rounding, value).to(torch.uint8)
+    return codes, e4m3_value(codes)
+
+
+def e4m3_value(codes: Tensor) -> Tensor:
+    """Values of E4M3 codes 0 to 126: read as a float32, subnormals too, and scaled by the difference of biases."""
+    return (codes.to(torch.int32) << 20).view(torch.float32) * 2.0**120
 
 
 def nvfp4(block: Block) -> tuple[Tensor, Tensor]:
@@ -138,27 +145,23 @@ def nvfp4(block: Block) -> tuple[Tensor, Tensor]:
     1/6 is rounded to FP32 before it multiplies. A block whose scale underflows keeps scale 0; its elements, times
     FLT_MAX, saturate and decode to signed zeros. Element scaling multiplies by the rounded reciprocal.
     """
-    one, s_enc = _one_and_encode(block)
-    return _by_encode(block, block.amax * (s_enc * (one / constant(block.element.max, block.amax))))
-
-
-def _one_and_encode(block: Block) -> tuple[Tensor, Tensor]:
-    one = torch.ones_like(block.amax)
-    return one, one if block.s_enc is None else block.s_enc
+    sixth = reciprocal(block.element.max)
+    return _by_encode(block, block.amax * (sixth if block.s_enc is None else block.s_enc * sixth))
 
 
 def _by_encode(block: Block, ratio: Tensor) -> tuple[Tensor, Tensor]:
     """The scale from its value before rounding, elements times min(1 / (s * (1 / s_enc)), FLT_MAX)."""
-    one, s_enc = _one_and_encode(block)
     codes, scale = e4m3_scale(ratio)
-    multiplier = (one / (scale * (one / s_enc))).clamp(max=FLT_MAX)
+    inverse = None if block.s_enc is None else torch.ones_like(block.s_enc) / block.s_enc
+    step = scale if inverse is None else scale * inverse
+    multiplier = (torch.ones_like(step) / step).clamp(max=FLT_MAX)
     return codes, block.encode(block.x * multiplier)
 
 
 def app_b(block: Block) -> tuple[Tensor, Tensor]:
     """arXiv 2509.25149, appendix B, to the letter; Transformer Engine's transposing kernel before 2.15."""
-    _, s_enc = _one_and_encode(block)
-    return _by_encode(block, (block.amax / constant(block.element.max, block.amax)) * s_enc)
+    ratio = block.amax / constant(block.element.max, block.amax)
+    return _by_encode(block, ratio if block.s_enc is None else ratio * block.s_enc)
 
 
 def torchao(block: Block) -> tuple[Tensor, Tensor]:
@@ -225,7 +228,7 @@ def four_over_six(block: Block, measure: Callable[[Tensor], Tensor] = _square) -
     underflows gives codes of signed zero. Sums are binary trees over adjacent pairs.
     """
     (scale6, codes6, error6), (scale4, codes4, error4) = (
-        (scale, codes, measure(block.decode(codes, decode_tensor(scale, E4M3)) - block.x))
+        (scale, codes, measure(block.decode(codes, e4m3_value(scale)) - block.x))
         for scale, codes in (static(block, 6.0), static(block, 4.0))
     )
     use_4 = error4 < error6
@@ -237,8 +240,8 @@ def if4(block: Block) -> tuple[Tensor, Tensor]:
     integer = replace(block, element=INT4)
     scale_f, codes_f = static(block, 6.0)
     scale_i, codes_i = static(integer, INT4.max)
-    error_f = _square(block.decode(codes_f, decode_tensor(scale_f, E4M3)) - block.x)
-    error_i = _square(integer.decode(codes_i, decode_tensor(scale_i, E4M3)) - block.x)
+    error_f = _square(block.decode(codes_f, e4m3_value(scale_f)) - block.x)
+    error_i = _square(integer.decode(codes_i, e4m3_value(scale_i)) - block.x)
     use_integer = error_i < error_f
     return torch.where(use_integer, scale_i | 0x80, scale_f), torch.where(use_integer, codes_i, codes_f)
 

@@ -50,15 +50,16 @@ def _bf16_of_float64(x: Tensor) -> Tensor:
     return odd.view(torch.float32).to(torch.bfloat16)
 
 
-def _look_up(table: Tensor, x: Tensor) -> Tensor:
-    codes = x.contiguous().view(torch.uint16).to(torch.int32)
+def look_up(which: int, x: Tensor) -> Tensor:
+    """silu (0) or its derivative (1) of each value of `x`."""
+    table, codes = silu_tables(str(x.device))[which], x.contiguous().view(torch.uint16).to(torch.int32)
     return table.index_select(0, codes.flatten()).view(x.shape)
 
 
 def silu(x: Tensor) -> Tensor:
     """silu of a BF16 tensor, correctly rounded to BF16, any shape. TypeError: another kind or dtype."""
     require_tensor(x, "x", _BF16)
-    return _look_up(silu_tables(str(x.device))[0], x)
+    return look_up(0, x)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -78,6 +79,6 @@ def swiglu_backward(dh: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tenso
     require_tensor(up, "up", _BF16)
     require_tensor(dh, "dh", (torch.float32,))
     require_same_shape({"gate": gate, "up": up, "dh": dh})
-    slope = _look_up(silu_tables(str(gate.device))[1], gate)
+    slope = look_up(1, gate)
     d_gate = (dh * up.to(torch.float32)) * slope
     return d_gate.to(torch.bfloat16), (dh * silu(gate).to(torch.float32)).to(torch.bfloat16)
