@@ -2,8 +2,8 @@
 
 After runs that are not measured come rounds in which every operation has its turn, its reference right before it;
 medians over the rounds count. A ratio is the time of that reference over the operation's own: above 1 it is faster. The
-reference is a copy of the float32 matrix, or for an element encode the other package that it competes with. What a target asks of a
-ratio on this device is told beside it, met or missed; ratios move with whatever else the machine does.
+reference is a copy of the float32 matrix, or for an element encode the other package that it competes with. What a
+target asks of a ratio on this device is told beside it, met or missed; ratios move with whatever else the machine does.
 
 Operations: encoding to E2M1 and E4M3; NVFP4 and four-over-six quantized and dequantized, with the outer scale given and
 found; stochastic requantization of NVFP4 to MXFP8 along the other axis. Codes are kept, as a product would need them.

@@ -1,6 +1,7 @@
 """`fourbit bench numerics`: that it runs, and that ratios and verdicts follow from the durations. Nothing is timed."""
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,8 @@ PEER = bench.E2M1_PEER
 def rows_of(ratio: float, kind: str = "cpu", name: str = bench.QUANTIZE, mode: str = "eager") -> list[bench.Row]:
     """A copy and one operation that needs 1 / ratio of its time in every round, but for noise that both share."""
     listed = [bench.Operation(bench.COPY, "torch", lambda: None), bench.Operation(name, mode, lambda: None)]
-    noise = np.array([1.0, 4.0, 2.0])[:, None]
-    return bench.table(listed, noise * [1.0, 1.0 / ratio], [None, 1.5], 2_000_000, kind)
+    noise = np.array([1.0, 4.0, 2.0])[:, None, None]
+    return bench.table(listed, noise * [[1.0, 1.0], [1.0, 1.0 / ratio]], [None, 1.5], 2_000_000, kind)
 
 
 def test_a_ratio_is_the_references_time_over_the_operations_own() -> None:
@@ -27,18 +28,25 @@ def test_a_ratio_is_the_references_time_over_the_operations_own() -> None:
 
 def test_a_ratio_is_of_one_round() -> None:
     """The median of ratios, not the ratio of medians: a slow moment of the machine that hits both leaves it alone."""
-    listed = [bench.Operation(bench.COPY, "torch", lambda: None), bench.Operation("x", "eager", lambda: None)]
-    row = bench.table(listed, np.array([[1.0, 2.0], [8.0, 16.0], [1.0, 4.0]]), [None, None], 1, "cpu")[1]
+    listed = [bench.Operation("x", "eager", lambda: None)]
+    (row,) = bench.table(listed, np.array([[[1.0, 2.0]], [[8.0, 16.0]], [[1.0, 4.0]]]), [None], 1, "cpu")
     assert (row.ratio, row.seconds) == (0.5, 4.0)
 
 
 def test_a_reference_may_be_a_peer() -> None:
-    listed = [
-        bench.Operation(bench.COPY, "torch", lambda: None),
-        bench.Operation(PEER, "ml_dtypes", lambda: None),
-        bench.Operation("E2M1 encode", "eager", lambda: None, PEER),
-    ]
-    row = bench.table(listed, np.array([[1.0, 6.0, 2.0]]), [None] * 3, 1, "cpu")[2]
+    runs = {"copy": 0, PEER: 0, "E2M1 encode": 0}
+
+    def count(name: str) -> Callable[[], None]:
+        def run() -> None:
+            runs[name] += 1
+
+        return run
+
+    listed = [bench.Operation("copy", "torch", count("copy")), bench.Operation(PEER, "ml_dtypes", count(PEER))]
+    listed.append(bench.Operation("E2M1 encode", "eager", count("E2M1 encode"), PEER))
+    assert bench.durations(listed, 3, torch.device("cpu"), warm_up=0).shape == (3, 3, 2)
+    assert runs == {"copy": 3 + 3 + 3, PEER: 3 + 3, "E2M1 encode": 3}  # its reference before each, whatever its name
+    row = bench.table(listed, np.array([[[1.0, 1.0], [1.0, 6.0], [6.0, 2.0]]]), [None] * 3, 1, "cpu")[2]
     assert (row.reference, row.ratio, row.target, row.verdict) == (PEER, 3.0, 2.0, "met")
 
 
