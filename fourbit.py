@@ -55,6 +55,12 @@ def _vectors(argv: list[str]) -> int:
     return vectors.main(argv)
 
 
+def _check(argv: list[str]) -> int:
+    from hw import check
+
+    return check.main(argv)
+
+
 def _formats(argv: list[str]) -> int:
     from numerics import show
 
@@ -80,6 +86,7 @@ COMMANDS: dict[str, Command] = {
     "train": Command("train a model under a recipe", _train),
     "study": Command("list, run NAME or report: questions, measurements and figures", _study),
     "validate": Command("compare the kernels on this machine with the emulation, bit for bit", _validate),
+    "check": Command("say which quantizer made the bytes of a dump, or what is wrong with them", _check),
     "vectors": Command("write the conformance pack: golden vectors that need nothing else of fourbit", _vectors),
     "bench": Command("time the emulation beside a copy and other packages: bench numerics", _bench),
     "formats": Command("print tables of the element and block formats", _formats),

@@ -26,6 +26,7 @@ from .dialects_te import FAMILY
 from .formats import E8M0
 
 _ALL_MX = ("MXFP4", "MXFP6_E2M3", "MXFP6_E3M2", "MXFP8", "MXFP8_E5M2")
+_HOUSE_MX = (*_ALL_MX, "MXS2F6")
 _LEAST = "0x00 (2^-127)"
 _BLOCK = "a block that holds one gets scale 0xFF and codes of +max"
 
@@ -68,6 +69,7 @@ MX: tuple[Dialect, ...] = (
         _LEAST,
         "x / 2^k, ties to even, saturating, -0 kept",
         _BLOCK + " (the specification leaves it open)",
+        formats=_HOUSE_MX,
         amax="block",
     ),
     _mx(
@@ -78,6 +80,7 @@ MX: tuple[Dialect, ...] = (
         _LEAST,
         "x / 2^k, ties to even, saturating, -0 kept",
         _BLOCK,
+        formats=_HOUSE_MX,
         amax="block",
     ),
     _mx(

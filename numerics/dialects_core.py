@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .arguments import axis_of
 from .codes import as_tensor, decode_tensor, require_float
-from .formats import E2M1, E2M3, E3M2, E4M3, E5M2, Format
+from .formats import E2M1, E2M3, E3M2, E4M3, E5M2, S2F6, Format
 from .partition import Partition
 
 
@@ -46,6 +46,7 @@ LAYOUTS = {
         Layout("MXFP6_E3M2", E3M2, 32),
         Layout("MXFP8", E4M3, 32),
         Layout("MXFP8_E5M2", E5M2, 32),
+        Layout("MXS2F6", S2F6, 32),
     )
 }
 

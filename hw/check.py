@@ -1,0 +1,288 @@
+"""`fourbit check`: which contract do the bytes of a dump satisfy, or which is the nearest, and what is wrong?
+
+    fourbit check dump.safetensors --format nvfp4
+    report = hw.check.check({"x": x, "codes": codes, "scales": scales, "outer": outer}, contract="te")
+    assert report, report                                      in a test of a kernel
+
+`check_dump` says what a dump holds. A quantization is read in every format and layout that its shapes allow
+(`check_case`, `check_layouts`); `nm.scales.identify` then looks for a dialect that makes every byte, and failing that,
+`check_laws` says how scales and codes depart from the nearest. A product is compared with the exact one
+(`check_products`). Exit status: 0 if a contract is satisfied, 1 if not, 2 for a dump that cannot be judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+from torch import Tensor
+from tqdm import tqdm
+
+import numerics as nm
+from numerics.dialects_core import LAYOUTS
+from numerics.scales import DIALECTS, Identification
+
+from .check_case import UNLIKE, Case, cases
+from .check_dump import Dump, dump_of, read
+from .check_laws import CodeLaw, Folded, ScaleLaw, code_laws, scale_laws, tie_distance
+from .check_products import judge_product
+from .check_report import Report
+from .check_values import judge_outer, judge_values
+
+BAR = 1 << 20  # elements from which a progress bar is shown
+FORMATS = {name.lower(): name for name in LAYOUTS}
+
+
+@dataclass(frozen=True)
+class CheckConfig:
+    """Say which contract the bytes of a dump satisfy, or what is wrong with them."""
+
+    dump: Annotated[Path, tyro.conf.Positional]
+    """A .safetensors or .npz file with x, codes and scales, or with the operands and output of a product."""
+    format: str | None = None
+    """nvfp4, mxfp8, mxs2f6, mxfp4, mxfp6_e2m3, mxfp6_e3m2 or mxfp8_e5m2; found out if left out."""
+    axis: int = -1
+    """The axis of x along which blocks run, -1 or -2."""
+    contract: str | None = None
+    """A dialect that the bytes must be those of, such as te or fourbit; any will do if left out."""
+    scale_layout: str | None = None
+    """row-major or swizzled: what the scales must be; either will do if left out."""
+
+
+def check(
+    tensors: Mapping[str, Any],
+    fmt: str | None = None,
+    axis: int = -1,
+    contract: str | None = None,
+    scale_layout: str | None = None,
+) -> Report:
+    """Judge a dump.
+
+    Args:
+        tensors: by name, see `check_dump`; torch or numpy.
+        fmt: name of a block format, any case; None: the one that the bytes are like.
+        axis: of x, along which blocks run: one of the last two.
+        contract: a name in `nm.scales.DIALECTS` that the bytes must satisfy; None: any.
+        scale_layout: "row-major" or "swizzled"; None: either.
+
+    Returns: a Report: true if a contract is satisfied; `str` of it is the answer in words.
+
+    Raises:
+        TypeError, ValueError: what cannot be judged: a missing key, shapes that no layout explains, several devices,
+        an unknown format, dialect or layout.
+    """
+    name = None if fmt is None else _format(fmt)
+    if contract is not None and contract not in DIALECTS:
+        raise ValueError(f"contract={contract!r}: use one of {', '.join(DIALECTS)}")
+    if scale_layout not in (None, "row-major", "swizzled"):
+        raise ValueError(f"scale_layout={scale_layout!r}: use 'row-major' or 'swizzled', or leave it out")
+    dump = dump_of(tensors)
+    if dump.is_product:
+        return judge_product(dump, name)
+    return _quantization(dump, name, axis, contract, scale_layout)
+
+
+def _format(fmt: str) -> str:
+    name = str(fmt).lower()
+    if name not in FORMATS:
+        raise ValueError(f"format={fmt!r} is unknown: use one of {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A case with the dialects that make all of it, or the laws that come nearest. `missed`: bytes unexplained."""
+
+    case: Case
+    outer: Tensor | None
+    found: Identification
+    scales: ScaleLaw | None
+    codes: CodeLaw | None
+
+    @property
+    def matches(self) -> tuple[str, ...]:
+        f = self.found
+        return f.matches or f.matches_other_outer or f.matches_given_outer
+
+    @property
+    def missed(self) -> tuple[int, int]:
+        """Bytes that no law explains, then the number of faults."""
+        if self.scales is None or self.codes is None:
+            return 0, len(self.case.faults)
+        faults = len(self.case.faults) + (self.scales.fault is not None) + (self.codes.fault is not None)
+        return self.scales.count * self.case.layout.block + self.codes.count, faults
+
+
+def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, scale_layout: str | None) -> Report:
+    found = cases(dump, fmt, axis)
+    best = min(found, key=lambda case: case.error)
+    if best.error > UNLIKE:
+        text = f"the codes do not resemble x in any layout; the best, {', '.join(best.words)}, has an error of"
+        return Report(best.layout.name, (), (), (f"{text} {best.error:.2f} of x's energy: they are of another tensor",))
+    judged = []
+    for case in found:
+        judged.append(_judge(case, _outer(dump, case, axis), contract))
+        if judged[-1].missed == (0, 0):
+            break
+    return _report(min(judged, key=lambda j: j.missed), dump, axis, contract, scale_layout)
+
+
+def _outer(dump: Dump, case: Case, axis: int) -> Tensor | None:
+    """The stored outer with the axes of the case's x, blocks last."""
+    outer, ndim = dump.get("outer"), case.x.ndim
+    if outer is None or outer.numel() == 1:
+        return None if outer is None else outer.reshape([1] * ndim)
+    rows = case.x.shape[:-1]
+    if outer.numel() == math.prod(rows) and outer.ndim <= ndim:
+        return outer.reshape(*rows, 1)
+    if outer.numel() == rows[0] and ndim > 2:
+        return outer.reshape(-1, *[1] * (ndim - 1))
+    if outer.ndim == ndim:
+        outer = outer if axis in (-1, ndim - 1) else outer.mT
+        runs = -(-case.x.shape[-1] // 128)
+        if all(n in (1, m) for n, m in zip(outer.shape[:-1], rows, strict=True)) and outer.shape[-1] in (1, runs):
+            return outer
+    raise ValueError(
+        f"outer has shape {tuple(outer.shape)}: pass one value, one per row of x {tuple(dump['x'].shape)}, or one per "
+        "128 values of a row"
+    )
+
+
+def _judge(case: Case, outer: Tensor | None, contract: str | None) -> _Judged:
+    codes = torch.where(case.real, case.codes, 0)
+    if bool((~case.real).any()):  # padding is no one's: what a dialect makes of a block that is not finite
+        poisoned = (~torch.isfinite(case.x.float())).unflatten(-1, (-1, case.layout.block)).any(-1)
+        most = poisoned.repeat_interleave(case.layout.block, -1) & ~case.real
+        codes = torch.where(most, case.layout.element.max_code, codes)
+    found = _identify(case, codes, outer)
+    judged = _Judged(case, outer, found, None, None)
+    if found.matches or found.matches_given_outer:
+        return judged
+    strange = bool(judged.matches) and bool(judge_outer(found, case, outer)[1])
+    if judged.matches and not strange:
+        return judged
+    folded, dialects = Folded.of(case, outer), [verdict.dialect for verdict in found]  # the nearest first
+    laws = scale_laws(folded, [d for d in dialects if contract == d.name] or dialects)
+    few = [(law, code_laws(folded, law)[0]) for law in laws[:3]]
+    scales, made = min(few, key=lambda pair: (pair[0].count * case.layout.block + pair[1].count, pair[0].fault or ""))
+    if strange and not scales.faultless:
+        return judged
+    return _Judged(case, outer, found, scales, made)
+
+
+def _identify(case: Case, codes: Tensor, outer: Tensor | None) -> Identification:
+    """`identify`, with a bar where it takes long."""
+    names = [d.name for d in DIALECTS.values() if case.layout.name in d.formats]
+    bar = tqdm(names, "dialects", leave=False, disable=codes.numel() < BAR)
+    of = [nm.scales.identify(case.x, codes, case.scales, outer, case.layout.name, dialects=name) for name in bar]
+    verdicts = sorted((v for one in of for v in one), key=lambda v: v.scales * case.layout.block + v.codes)
+    return Identification(case.layout, of[0].scales, of[0].codes, tuple(verdicts))
+
+
+def _report(j: _Judged, dump: Dump, axis: int, contract: str | None, scale_layout: str | None) -> Report:
+    case, facts, faults = j.case, list(j.case.words[1:]), list(j.case.faults)
+    if scale_layout is not None and not any(_lies(w, scale_layout) for w in case.words):
+        faults.append(f"the scales are not {scale_layout}, as they should be")
+    if j.scales is None or j.codes is None:
+        names = j.matches
+        told, wrong = judge_outer(j.found, case, j.outer)
+        if contract is not None and contract not in names:
+            wrong.append(f"these are not the bytes of {contract}: {_beside(j.found, contract)}")
+    else:
+        names, told, wrong = (), *_laws(j)
+        if not faults and not wrong and contract is not None and j.scales.dialect.name == contract:
+            names = (contract,)
+    facts, faults = facts + told, faults + wrong
+    told, wrong = judge_values(dump, case, j.outer, names, axis)
+    return Report(case.layout.name, names, tuple(facts + told), tuple(faults + wrong), _first(j, names))
+
+
+def _beside(found: Identification, contract: str) -> str:
+    """How a dialect that was asked for compares."""
+    d = DIALECTS[contract]
+    if found.layout.name not in d.formats:
+        return f"it makes {', '.join(d.formats)}"
+    verdict = found[contract]
+    if verdict.same:
+        return f"codes and scales are, but it stores another outer scale: {d.prose.outer}"
+    return f"{verdict.scales:,} scales and {verdict.codes:,} codes differ; {verdict.first}"
+
+
+def _lies(words: str, scale_layout: str) -> bool:
+    return words.startswith("scales ") and scale_layout in words
+
+
+def _laws(j: _Judged) -> tuple[list[str], list[str]]:
+    """(facts, faults) of bytes that no dialect makes."""
+    assert j.scales is not None and j.codes is not None
+    facts, faults, n = [], [], f"{j.found.scales:,}"
+    scales, codes = j.scales, j.codes
+    whose = f"scales: those of {scales.dialect.name}"
+    if scales.count == 0 and scales.fault is None:
+        facts.append(f"{whose}, every one of {n}")
+    elif scales.fault is not None:
+        faults.append(f"{scales.fault} (dialect {scales.dialect.name}" + _but(scales.count, n) + ")")
+    else:
+        faults.append(f"{whose} are the nearest; {scales.count:,} of {n} differ")
+    total = f"{int(j.case.real.sum()) * j.case.x[..., 0].numel():,}"
+    if codes.fault is not None:
+        faults.append(codes.fault + (f" (all but {codes.count:,} of {total})" if codes.count else ""))
+    elif codes.count == 0:
+        facts.append(f"codes: {codes.words}, every one of {total}")
+    else:
+        faults.append(f"codes: {codes.words} is the nearest law; {codes.count:,} of {total} differ{_how(j)}")
+    faults += _not_finite(j)
+    return facts, faults
+
+
+def _but(count: int, n: str) -> str:
+    return f"; all but {count:,} of {n}" if count else ""
+
+
+def _how(j: _Judged) -> str:
+    """What the codes that differ have in common."""
+    assert j.scales is not None and j.codes is not None
+    folded = Folded.of(j.case, j.outer)
+    if bool(((folded.codes & j.case.layout.element.max_code)[j.codes.wrong] == 0).all()):
+        return ", all of them zeros: their sign is lost"
+    distance = tie_distance(folded, j.scales, j.codes.wrong)
+    if distance < 2.0**-16:
+        return f", all within {distance:.1e} of a tie: an approximate division, or another order of operations"
+    return ""
+
+
+def _not_finite(j: _Judged) -> list[str]:
+    """What became of blocks with NaN or Inf, where the finite ones are explained."""
+    assert j.scales is not None and j.codes is not None
+    blocks = (~torch.isfinite(j.case.x.float())).unflatten(-1, (-1, j.case.layout.block)).any(-1)
+    count = int(blocks.sum())
+    if not count:
+        return []
+    bytes_there = sorted({f"{int(b):#04x}" for b in j.case.scales[blocks].flatten()[:4096]})
+    rule, name = j.scales.dialect.prose.nonfinite, j.scales.dialect.name
+    return [
+        f"NaN policy: {count:,} blocks hold NaN or Inf and have scale bytes {', '.join(bytes_there[:6])}; by {name}: "
+        f"{rule}"
+    ]
+
+
+def _first(j: _Judged, names: tuple[str, ...]) -> str:
+    """The derivation of the first byte that differs from the nearest dialect."""
+    if names:
+        return ""
+    nearest = next(iter(j.found))
+    wanted = nearest if j.scales is None else j.found[j.scales.dialect.name]
+    return f"beside {wanted.dialect.name}, {wanted.scales:,} scales and {wanted.codes:,} codes differ; {wanted.first}"
+
+
+def main(argv: list[str]) -> int:
+    """`fourbit check DUMP ...`: print the report; the exit status of the module's docstring."""
+    config = tyro.cli(CheckConfig, args=argv, prog="fourbit check")
+    report = check(read(config.dump), config.format, config.axis, config.contract, config.scale_layout)
+    print(report)
+    return 0 if report else 1

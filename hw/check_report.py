@@ -1,0 +1,31 @@
+"""What `check` found, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Report:
+    """The answer to a dump; true if it satisfies a contract and nothing is wrong.
+
+    Args:
+        format: block format, or what the dump holds. contracts: names of the dialects, or of the bound, that all of it
+            satisfies. facts: how it is stored and made. faults: what is wrong, each a sentence. first: the first byte
+            that differs from the nearest contract, with its derivation; empty if there is none.
+    """
+
+    format: str
+    contracts: tuple[str, ...]
+    facts: tuple[str, ...]
+    faults: tuple[str, ...]
+    first: str = ""
+
+    def __bool__(self) -> bool:
+        return not self.faults
+
+    def __str__(self) -> str:
+        made = f", {', '.join(self.contracts)}" if self.contracts else ""
+        head = f"{'FAILED' if self.faults else 'passed'}: {self.format}{made}"
+        lines = [head, *(f"    {fact}" for fact in self.facts), *(f"  ! {fault}" for fault in self.faults)]
+        return "\n".join(lines + ([f"    {self.first}"] if self.first and self.faults else []))
