@@ -107,7 +107,7 @@ class _Judged:
     @property
     def matches(self) -> tuple[str, ...]:
         f = self.found
-        return f.matches or f.matches_other_outer or f.matches_given_outer
+        return f.matches or f.matches_given_outer or f.matches_other_outer
 
     @property
     def missed(self) -> tuple[int, int]:

@@ -30,6 +30,8 @@ MODES = {
     "toward +infinity, not to nearest": nm.Rounding.TOWARD_POSITIVE,
     "toward -infinity, not to nearest": nm.Rounding.TOWARD_NEGATIVE,
 }
+UNRELATED = "the stored outer scale does not belong to codes and scales"
+LOST = "the outer scale is lost: one is stored, but scales are those of x without it"
 TIES_DOWN = "with ties toward zero instead of to even"
 NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -138,16 +140,32 @@ def _of_dialect(f: Folded, d: Dialect) -> Iterator[ScaleLaw]:
     """A dialect with its own outer scale, the stored one, its reciprocal and none."""
     blocks = f.blocks(d)
     own = d.own_outer(blocks, f.scope(d))
-    yield _law(f, d, blocks, own, None)
     if d.outer_of is None or f.outer is None:
+        yield _law(f, d, blocks, own, LOST if f.outer is not None and bool((f.outer != 1).any()) else None)
         return
+    yield _law(f, d, blocks, own, None if direction(f, d) is not None else UNRELATED)
     if not torch.equal(*torch.broadcast_tensors(own.stored, f.outer)):
         yield _law(f, d, blocks, Outer(f.outer, None), None)
         upside_down = "the outer scale is used in the wrong direction: multiplied where it divides"
         yield _law(f, d, blocks, Outer(torch.ones_like(f.outer) / f.outer, None), upside_down)
     ones = torch.ones_like(f.outer) if d.direction != "amax" else torch.full_like(f.outer, 2688.0)
-    lost = "the outer scale is lost: the block scales are those of x as it is, not of x over its outer scale"
-    yield _law(f, d, blocks, Outer(ones, None), lost)
+    yield _law(f, d, blocks, Outer(ones, None), LOST)
+
+
+def direction(f: Folded, d: Dialect) -> str | None:
+    """In words, how the stored outer tells what the dialect stores; None if it does not."""
+    assert f.outer is not None
+    own, one = d.own_outer(f.blocks(d), f.scope(d)).stored, torch.ones(1)
+    factor = d.decode(one, one, own)  # what values are multiplied by
+    stored = {
+        "as it stores it": own,
+        "the factor to multiply by": factor,
+        "the factor to divide by": one / factor,
+        "amax, 2688 times the factor to multiply by": factor * 2688,
+        "amax, 1536 times the factor to multiply by": factor * 1536,
+    }
+    close = (words for words, t in stored.items() if torch.isclose(f.outer, t, rtol=1e-6, atol=0.0).all())
+    return next(close, None)
 
 
 def _law(
@@ -165,7 +183,7 @@ def _variants(f: Folded, law: ScaleLaw) -> Iterator[ScaleLaw]:
     fmt, steps = law.dialect.scale_format, law.steps(f)
     ratio = steps.ratio.to(torch.float32)
     for words, mode in MODES.items():
-        if fmt == nm.E4M3:
+        if fmt == nm.E4M3 and mode is not nm.Rounding.TOWARD_NEGATIVE:  # of positive numbers that is toward zero
             yield replace(law, fault=f"scales are rounded {words}", wrong=_differs(f, nm.encode(ratio, fmt, mode)))
     for words, dtype in NARROW.items():
         wrong = _differs(f, nm.encode(ratio.to(dtype), fmt))

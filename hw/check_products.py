@@ -78,7 +78,7 @@ def _missed(t: Try, y: Tensor) -> str:
     found, exact, bound = (float(v[t.at]) for v in (y.double(), t.exact, t.bound))
     return (
         f"{t.outside:,} of {y.numel():,} elements are outside the bound; the worst is output{list(t.at)} = "
-        f"{found:.9g}, exact {exact:.9g}, bound {bound:.3g}, {t.worst:.3g} times as far; no fault known here explains it"
+        f"{found:.9g}, exact {exact:.9g}, bound {bound:.3g}, {t.worst:.3g} times as far; no known fault explains it"
     )
 
 
@@ -97,7 +97,7 @@ def _layouts(dump: Dump, fmt: str | None) -> list[Layout]:
         shapes = ", ".join(f"{k} {tuple(t.shape)}" for k, t in dump.tensors.items())
         raise ValueError(
             f"no format explains the shapes: {shapes}; pass a (M, K), b (N, K) or (E, N, K) and output (M, N), one "
-            "scale per 16 (NVFP4) or 32 (MX) values along K"
+            "scale per 16 (NVFP4) or 32 (MX) values"
         )
     return found
 
@@ -136,19 +136,20 @@ def _operand(name: str, c: Reading, s: Reading, layout: Layout) -> Operand:
     scale = nm.decode(s.tensor, nm.E4M3 if layout.name == "NVFP4" else nm.E8M0).to(torch.float64)
     k = c.tensor.shape[-1]
     values = nm.decode(c.tensor, layout.element).to(torch.float64) * scale.repeat_interleave(layout.block, -1)[..., :k]
-    faults = [f"{name} is read wrongly: {fault}" for fault in (c.fault, s.fault) if fault]
+    faults = [f"of a or of b {c.fault}"] if c.fault else []  # which of the two, the product cannot tell
+    faults += [f"{name} is read wrongly: {s.fault}"] if s.fault else []
     return Operand(f"{name}: {c.words}; scales {s.words}", "; ".join(faults) or None, values)
 
 
 def _tries(dump: Dump, layout: Layout, y: Tensor) -> Iterator[Try]:
     a_ways, b_ways = _operands(dump, layout)
     groups = None if dump.groups is None else check_groups(dump.groups, y.shape[0])
-    outer = {name: _outer(dump, name, y) for name in ("a", "b")}
     for a, b in product(a_ways, b_ways):
         k = a.values.shape[-1]
         if k != b.values.shape[-1]:
             continue
         for fault, offsets in _offsets(groups, len(y)):
+            outer = {name: _outer(dump, name, y, offsets) for name in ("a", "b")}
             exact, size = (_product(f(a.values), f(b.values), offsets) for f in (lambda t: t, torch.abs))
             for lost, factor in _factors(outer, exact):
                 faults = "; ".join(f for f in (a.fault, b.fault, fault, lost) if f) or None
@@ -159,14 +160,14 @@ def _tries(dump: Dump, layout: Layout, y: Tensor) -> Iterator[Try]:
                     yield _try(words, twice, y.to(torch.bfloat16), exact * factor, size * factor.abs(), k)
 
 
-def _outer(dump: Dump, name: str, y: Tensor) -> Tensor | None:
+def _outer(dump: Dump, name: str, y: Tensor, groups: tuple[int, ...] | None) -> Tensor | None:
     """The outer scales of an operand, broadcasting to the output: of a (M, 1), of b (1, N) or, by expert, (M, 1)."""
     outer = dump.get(f"{name}_outer")
     if outer is None or outer.numel() == 1:
         return None if outer is None else outer.to(torch.float64).reshape(1, 1)
     rows, columns = y.shape
-    if name == "b" and dump.groups is not None and outer.numel() == len(dump.groups) - 1:
-        sizes = torch.tensor([end - start for start, end in pairwise(dump.groups)])
+    if name == "b" and groups is not None and outer.numel() == len(groups) - 1:
+        sizes = torch.tensor([end - start for start, end in pairwise(groups)])
         return outer.to(torch.float64).flatten().repeat_interleave(sizes).unsqueeze(-1)
     if outer.numel() == (rows if name == "a" else columns):
         return outer.to(torch.float64).reshape(*((-1, 1) if name == "a" else (1, -1)))

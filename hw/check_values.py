@@ -13,7 +13,7 @@ from numerics.scales import DIALECTS, Identification
 
 from .check_case import Case
 from .check_dump import Dump
-from .check_laws import Folded
+from .check_laws import LOST, UNRELATED, Folded, direction
 
 
 def judge_outer(found: Identification, case: Case, outer: Tensor | None) -> tuple[list[str], list[str]]:
@@ -27,7 +27,7 @@ def judge_outer(found: Identification, case: Case, outer: Tensor | None) -> tupl
         d = DIALECTS[found.matches[0]]
         return [f"outer: {d.prose.outer}"], []
     if all(v.dialect.direction is None for v in verdicts):
-        return [], ["the outer scale is lost: one is stored, but codes and scales are those of x without it"]
+        return [], [LOST]
     if found.matches_given_outer:
         return ["outer: not derived from x (calibrated, or of a larger tensor); codes and scales follow from it"], []
     return _related(verdicts[0].dialect, Folded.of(case, outer))
@@ -36,20 +36,12 @@ def judge_outer(found: Identification, case: Case, outer: Tensor | None) -> tupl
 def _related(d: Dialect, f: Folded) -> tuple[list[str], list[str]]:
     """(facts, faults) about an outer that is not what the dialect of the bytes stores."""
     assert f.outer is not None
-    own, one = d.own_outer(f.blocks(d), f.scope(d)).stored, torch.ones(1)
-    factor = d.decode(one, one, own)  # what values are multiplied by
-    stored = {
-        "the factor to multiply by": factor,
-        "the factor to divide by": one / factor,
-        "amax, 2688 times that factor": factor * 2688,
-        "amax, 1536 times that factor": factor * 1536,
-    }
-    for words, value in stored.items():
-        if bool(torch.isclose(f.outer, value, rtol=1e-6, atol=0.0).all()):
-            return [f"outer: {words}; {d.name} would store {d.prose.outer}"], []
+    words = direction(f, d)
+    if words is not None:
+        return [f"outer: {words}; {d.name} would store {d.prose.outer}"], []
     if bool((f.outer == 1).all()):
         return [], [f"the outer scale is lost: 1 is stored, where {d.name} has {d.prose.outer}"]
-    return [], [f"the stored outer does not belong to codes and scales: {d.name} stores {d.prose.outer}"]
+    return [], [f"{UNRELATED}: {d.name} stores {d.prose.outer}"]
 
 
 def judge_values(

@@ -177,7 +177,7 @@ def _judge(dialect: Dialect, dump: _Dump) -> Verdict:
         return _compare(dialect, dump, blocks, own, "own")
     alone = _compare(dialect, dump, blocks, own, "other")
     given = _compare(dialect, dump, blocks, Outer(passed, None), "given")
-    return given if (given.scales, given.codes) < (alone.scales, alone.codes) else alone
+    return given if (given.scales, given.codes) <= (alone.scales, alone.codes) else alone
 
 
 def _compare(dialect: Dialect, dump: _Dump, blocks: Blocks, outer: Outer, kind: str) -> Verdict:
