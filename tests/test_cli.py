@@ -22,6 +22,7 @@ MODULES = {
     "train": "reference.train",
     "study": "studies.study",
     "validate": "hw.validate",
+    "check": "hw.check",
     "vectors": "hw.vectors",
     "bench": "hw.bench_numerics",
     "formats": "numerics.show",
@@ -79,7 +80,7 @@ def test_help_names_every_command(argv: list[str], capsys: pytest.CaptureFixture
     assert fourbit.main(argv) == 0
     text = capsys.readouterr().out
     assert all(f"\n  {name} " in text for name in MODULES)
-    assert len(text.splitlines()) < 12
+    assert len(text.splitlines()) == len(MODULES) + 3
 
 
 def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,11 +94,11 @@ def test_an_unknown_command_is_one_sentence_with_the_known_ones(
 ) -> None:
     assert fourbit.main(argv) == 2
     out, err = capsys.readouterr()
-    known = "the known ones are demo, train, study, validate, vectors, bench, formats, show"
+    known = "the known ones are demo, train, study, validate, check, vectors, bench, formats, show"
     assert (out, err) == ("", f"fourbit: error: unknown command {argv[0]!r}; {known}\n")
 
 
-@pytest.mark.parametrize("name", ["demo", "study", "validate", "vectors", "bench", "formats", "show"])
+@pytest.mark.parametrize("name", ["demo", "study", "validate", "check", "vectors", "bench", "formats", "show"])
 def test_a_command_gets_its_arguments_and_its_exit_code_is_returned(name: str, stand_in: Callable) -> None:
     seen = []
     stand_in(name, lambda argv: seen.append(argv) or 7)
