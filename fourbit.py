@@ -37,6 +37,12 @@ def _study(argv: list[str]) -> int:
     return study.main(argv)
 
 
+def _recipes(argv: list[str]) -> int:
+    from reference import recipe_table
+
+    return recipe_table.main(argv)
+
+
 def _validate(argv: list[str]) -> int:
     from hw import validate
 
@@ -84,6 +90,7 @@ class Command:
 COMMANDS: dict[str, Command] = {
     "demo": Command("train one small model under four recipes and write a report", _demo),
     "train": Command("train a model under a recipe", _train),
+    "recipes": Command("print a recipe of number formats role by role, or what two differ in", _recipes),
     "study": Command("list, run NAME or report: questions, measurements and figures", _study),
     "validate": Command("compare the kernels on this machine with the emulation, bit for bit", _validate),
     "check": Command("say which quantizer made the bytes of a dump, or what is wrong with them", _check),

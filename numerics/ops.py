@@ -36,14 +36,18 @@ Operand = BlockTensor | Tensor
 
 @dataclass(frozen=True)
 class Cast:
-    """How a tensor becomes an operand: format (None: BF16), outer scope, element rounding."""
+    """How a tensor becomes an operand: format (None: BF16), outer scope, element rounding; outer_rounding None or
+    "pow2", as in `nm.quantize`."""
 
     fmt: BlockFormat | None
     outer: str | None = None
     rounding: Rounding = Rounding.NEAREST_EVEN
+    outer_rounding: str | None = None
 
     def __post_init__(self) -> None:
         require_cast(self.fmt, self.rounding)
+        if self.outer_rounding not in (None, "pow2"):
+            raise ValueError(f"outer_rounding={self.outer_rounding!r} of a cast: use None or 'pow2'")
         require_kind(self.outer, (str, int, type(None)), "outer", "use a scope such as 'row', or None")
 
 
@@ -51,17 +55,21 @@ class Cast:
 class Recast:
     """How a saved operand becomes a backward operand: format (None: its values in BF16), what happens to its outer
     scale, element rounding. outer: "keep" it outside, "multiply" it into the values, or leave it to the "gradient",
-    whose rows it multiplies instead (a token's scale in wgrad)."""
+    whose rows it multiplies instead (a token's scale in wgrad). scope: of an outer scale of the result's own, None or
+    as in `Cast`; it takes outer="multiply"."""
 
     fmt: BlockFormat | None
     outer: str = "keep"
     rounding: Rounding = Rounding.NEAREST_EVEN
+    scope: str | None = None
 
     def __post_init__(self) -> None:
         require_cast(self.fmt, self.rounding)
         require_kind(self.outer, str, "outer", "use 'keep', 'multiply' or 'gradient'")
         if self.outer not in ("keep", "multiply", "gradient"):
             raise ValueError(f"outer={self.outer!r} of a recast: use 'keep', 'multiply' or 'gradient'")
+        if self.scope is not None and self.outer != "multiply":
+            raise ValueError(f"outer={self.outer!r} of a recast with scope={self.scope!r}: use 'multiply'")
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,9 +104,8 @@ def quantize_tokens(x: Tensor, cast: Cast, random: Random | None = None, groups:
     if cast.fmt is None:
         return x.to(torch.bfloat16)
     stochastic = cast.rounding is Rounding.STOCHASTIC
-    return quantize(
-        x, cast.fmt, axis, cast.outer, groups=groups, rounding=cast.rounding, random=random if stochastic else None
-    )
+    random = random if stochastic else None
+    return quantize(x, cast.fmt, axis, cast.outer, cast.outer_rounding, groups, rounding=cast.rounding, random=random)
 
 
 def gate_up_glu(
@@ -224,12 +231,12 @@ def requantize_transpose(
         require_operand(q, "q", 2)
         require_rows(rows, "rows", q.shape[0])
     random = random if recast.rounding is Rounding.STOCHASTIC else None
-    if isinstance(q, BlockTensor) and recast.fmt is not None and rows is None:
+    if isinstance(q, BlockTensor) and recast.fmt is not None and recast.scope is None and rows is None:
         outer = "drop" if recast.outer == "gradient" else recast.outer
         return requantize(q, recast.fmt, -2, groups, outer, recast.rounding, random)
     values = q.dequantize() if isinstance(q, BlockTensor) else q.to(torch.float32)
     values = values if rows is None else values * rows
-    return quantize_tokens(values, Cast(recast.fmt, None, recast.rounding), random, groups, axis=-2)
+    return quantize_tokens(values, Cast(recast.fmt, recast.scope, recast.rounding), random, groups, axis=-2)
 
 
 def grad_products(

@@ -18,7 +18,7 @@ class TrainConfig:
     out: Path
     """Run folder; made if missing, resumed if it holds this run."""
     preset: str = "fourbit"
-    """Recipe of number formats: bf16, mxfp8, fourbit or fourbit_rn."""
+    """Recipe of number formats, such as bf16, mxfp8 or fourbit; `fourbit recipes` lists them."""
     data: str | None = None
     """Text file, folder or glob to train on; Python's own standard library if left out."""
     steps: int = 300

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from numerics import BlockTensor, Random
+from numerics.swiglu import swiglu
 
 from .recipe import ExpertRecipe
 
@@ -125,7 +126,8 @@ class ExpertMLP(torch.autograd.Function):
         payload = ops.down_to_wire(h_q, w2_q, routing.groups, wire, setting.accumulator)
         out, _ = ops.aggregate(payload, routing.slots, weights, wire)
         ctx.routing, ctx.setting = routing, setting
-        ctx.operands = _save(ctx, [x_q, h_q, w13_q, w2_q, payload], [gate_up, weights])
+        originals = [x, w13, w2] if recipe.originals else []
+        ctx.operands = _save(ctx, [x_q, h_q, w13_q, w2_q, payload], [gate_up, weights, *originals])
         return out
 
     @staticmethod
@@ -133,32 +135,37 @@ class ExpertMLP(torch.autograd.Function):
         (g,) = grads
         setting, routing = ctx.setting, ctx.routing
         ops, recipe, groups = setting.ops, setting.recipe, routing.groups
-        (x_q, h_q, w13_q, w2_q, payload), (gate_up, weights) = _restore(ctx)
+        (x_q, h_q, w13_q, w2_q, payload), (gate_up, weights, *originals) = _restore(ctx)
+        again_of = {Role.X: x_q, Role.H: h_q, Role.W13: w13_q, Role.W2: w2_q}
+        if recipe.originals:
+            x, w13, w2 = originals
+            again_of = {Role.X: x.index_select(0, routing.tokens), Role.H: swiglu(*gate_up.chunk(2, -1))}
+            again_of |= {Role.W13: w13, Role.W2: w2}
         wire, plain = ops.Wire(recipe.combine_fmt, setting.signs), ops.Wire(None)
 
         def words(role: Role) -> Random:
             return setting.draw.random(setting.place, role, groups)
 
-        def again(q: Any, role: Role) -> Any:
+        def again(role: Role) -> Any:
             weight = role in (Role.W13, Role.W2)
             recast = recipe.saved_weight if weight else recipe.saved_input
-            return ops.requantize_transpose(q, recast, None if weight else groups, words(role))
+            return ops.requantize_transpose(again_of[role], recast, None if weight else groups, words(role))
 
         d_weights = ops.router_gradient(g, _decoded(payload), routing.slots, wire)
         row_weights = torch.empty_like(weights).view(-1, 1)
         row_weights[routing.slots.flatten()] = weights.reshape(-1, 1)
         # what arrived on the wire is quantized again along tokens; d_gate_up is at hand and quantized twice
-        tokenwise = ops.Recast(recipe.grad.fmt, rounding=recipe.grad.rounding)
+        tokenwise = ops.Recast(recipe.grad.fmt, "multiply", recipe.grad.rounding, recipe.grad.outer)
         dy = ops.grad_to_wire(g, routing.tokens, row_weights, recipe.grad, words(Role.DY))  # [R, D]
-        scale = ops.row_scale(h_q, recipe.saved_input)
+        scale = ops.row_scale(again_of[Role.H], recipe.saved_input)
         dy_tokens = ops.requantize_transpose(dy, tokenwise, groups, words(Role.DY_TOKENS), scale)
-        w2, h = again(w2_q, Role.W2), again(h_q, Role.H)
+        w2, h = again(Role.W2), again(Role.H)
         dh, d_w2 = ops.grad_products(dy, dy_tokens, w2, h, groups, setting.accumulator)
         d_gate_up = ops.glu_backward(dh, gate_up)  # [R, 2F]
         dz = ops.quantize_tokens(d_gate_up, recipe.grad, words(Role.DZ))
-        scale = ops.row_scale(x_q, recipe.saved_input)
+        scale = ops.row_scale(again_of[Role.X], recipe.saved_input)
         dz_tokens = ops.requantize_transpose(d_gate_up, tokenwise, groups, words(Role.DZ_TOKENS), scale)
-        w13, x = again(w13_q, Role.W13), again(x_q, Role.X)
+        w13, x = again(Role.W13), again(Role.X)
         dx_R, d_w13 = ops.grad_products(dz, dz_tokens, w13, x, groups, setting.accumulator)
         returned = ops.quantize_tokens(dx_R, recipe.grad, words(Role.DX))
         dx, _ = ops.aggregate(returned, routing.slots, None, plain)

@@ -41,7 +41,8 @@ from .data import Corpus, batch, heldout_batch, load_corpus, require_sequences
 from .expert import Draw
 from .model import Transformer
 from .monitor import Log, TrainingStopped, open_run, read_log, record_environment, require_finite
-from .recipe import Recipe, preset
+from .presets import preset
+from .recipe import Recipe
 
 __all__ = ["Result", "TrainConfig", "TrainingStopped", "check", "learning_rate", "main", "train"]
 

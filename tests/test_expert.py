@@ -16,7 +16,8 @@ import numerics as nm
 from numerics import ops
 from numerics.swiglu import swiglu, swiglu_backward
 from reference.expert import SHARED, Draw, ExpertMLP, Role, Routing, Setting, route
-from reference.recipe import ExpertRecipe, preset
+from reference.presets import preset
+from reference.recipe import ExpertRecipe
 
 T, K, E, D, F = 90, 3, 5, 64, 32
 DRAW = Draw(seed=5, step=7, grain=1)

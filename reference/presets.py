@@ -1,0 +1,108 @@
+"""Published recipes, one function each, with its source and what it does not reproduce here.
+
+Here a recipe covers the routed experts alone; whatever else a source quantizes (dense layers, attention's linear
+layers) stays in BF16. Stochastic rounding is the rule of PTX `cvt.rs` with 16 bits. `ablations` has `fourbit` with one
+thing changed at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from numerics import MXFP8, NVFP4, NVFP4_46
+from numerics.blocks import FP8_1X128, FP8_128X128
+from numerics.ops import Cast, Recast
+from numerics.scales import RULES
+
+from . import ablations
+from .ablations import BF16, PLAIN, fourbit
+from .recipe import ExpertRecipe, Recipe
+
+
+def bf16() -> Recipe:
+    """The baseline: every operand and both wires in BF16."""
+    return Recipe("bf16", PLAIN, PLAIN)
+
+
+def fp8_deepseek() -> Recipe:
+    """DeepSeek-V3 (arXiv 2412.19437, section 3.3): E4M3 with FP32 scales, 1x128 activations and gradients, 128x128
+    weights; FP8 dispatch, BF16 combine.
+
+    Backward activations are quantized again from the received values, along tokens, as DeepSeek's are. Not reproduced:
+    the power-of-two scales of the inputs of some products, E5M6 where attention's output is saved, promotion of
+    partial sums every 128 values. Widths must be multiples of 128.
+    """
+    cast, again = Cast(FP8_1X128), Recast(FP8_1X128)
+    experts = ExpertRecipe(cast, cast, Cast(FP8_128X128), cast, Recast(FP8_128X128), again)
+    return Recipe("fp8_deepseek", experts, experts)
+
+
+def mxfp8() -> Recipe:
+    """All expert products in MXFP8 (E4M3, round-up E8M0, nearest; arXiv 2506.08027), MXFP8 dispatch, BF16 combine.
+
+    As in `fourbit`'s last layers the backward requantizes the received values, where the paper quantizes the
+    originals twice: one saved tensor instead of two.
+    """
+    return Recipe("mxfp8", ablations.MXFP8_EXPERTS, ablations.MXFP8_EXPERTS)
+
+
+def mxfp8_floor() -> Recipe:
+    """`mxfp8` with the scales of OCP Microscaling Formats v1.0, section 6.3, rounded down: the largest elements of a
+    block may saturate, which arXiv 2506.08027 saw diverge."""
+    fmt = replace(MXFP8, name="MXFP8_FLOOR", rule=RULES["floor"])
+    cast, again = Cast(fmt), Recast(fmt)
+    experts = ExpertRecipe(cast, cast, cast, cast, again, again)
+    return Recipe("mxfp8_floor", experts, experts)
+
+
+def nvfp4_all() -> Recipe:
+    """NVFP4 to nearest everywhere, without any of the remedies: the formats of arXiv 2509.25149, appendix B, 1x16, one
+    outer scale per tensor (weights: per expert), the originals quantized once along each axis.
+
+    Not from a source as a recipe: what the others' remedies are measured against. BF16 combine.
+    """
+    experts = _nvfp4(Cast(NVFP4, "tensor"), Cast(NVFP4, "leading"))
+    return Recipe("nvfp4_all", experts, experts)
+
+
+def nvfp4_46() -> Recipe:
+    """Four over Six everywhere (arXiv 2512.02010): `nvfp4_all` with the block maximum mapped to 6 or 4.
+
+    Not reproduced: the paper trains with stochastic rounding of gradients and a Hadamard transform for wgrad, as
+    NVIDIA's recipe does; here all is to nearest.
+    """
+    experts = _nvfp4(Cast(NVFP4_46, "tensor"), Cast(NVFP4_46, "leading"))
+    return Recipe("nvfp4_46", experts, experts)
+
+
+def _nvfp4(activation: Cast, weight: Cast) -> ExpertRecipe:
+    grad = Cast(activation.fmt, "tensor")
+    saved_weight = Recast(weight.fmt, "multiply", scope="leading")
+    saved_input = Recast(activation.fmt, "multiply", scope="tensor")
+    return ExpertRecipe(activation, activation, weight, grad, saved_weight, saved_input, originals=True)
+
+
+def composer2() -> Recipe:
+    """Composer 2 (arXiv 2603.24477), as far as others describe it: NVFP4 forward, one outer scale per token and one per
+    expert, so that no token sees another; BF16 backward from the values that the forward multiplied.
+
+    The report leaves the backward, rounding and the wires open: BF16 is that of the reproductions (LMSYS, Miles).
+    Not reproduced: routing replay, shared experts of their own precision.
+    """
+    activation = Cast(NVFP4, "row")
+    experts = ExpertRecipe(activation, activation, Cast(NVFP4, "leading"), BF16, Recast(None), Recast(None))
+    return Recipe("composer2", experts, PLAIN, last_share=0.15)
+
+
+PUBLISHED: dict[str, Callable[[], Recipe]] = {
+    f.__name__: f for f in (bf16, fp8_deepseek, mxfp8, mxfp8_floor, nvfp4_all, nvfp4_46, composer2, fourbit)
+}
+PRESETS: dict[str, Callable[[], Recipe]] = {**PUBLISHED, **ablations.ABLATIONS}
+
+
+def preset(name: str) -> Recipe:
+    """The recipe called `name`. Raises ValueError that lists the known ones."""
+    if name not in PRESETS:
+        raise ValueError(f"preset={name!r} is unknown: use one of {', '.join(PRESETS)}")
+    return PRESETS[name]()

@@ -1,0 +1,311 @@
+"""Presets: what went into each product of one layer, against the recipe's own text.
+
+Contract: for every preset the operands of fprop, dgrad and wgrad have the format, tile, axis, scale rule, outer scope,
+rounding and source that are written down here by hand, read off from the tensors that the operations were given, and
+expected codes are made from what the source says they are made from by plain `nm` calls. Oracle: the table below.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import numerics as nm
+from numerics import ops
+from numerics.swiglu import swiglu
+from reference import recipe_table
+from reference.expert import Draw, ExpertMLP, Setting, route
+from reference.presets import PRESETS, preset
+from reference.recipe import ExpertRecipe
+
+T, K, E, D, F = 90, 3, 5, 128, 128
+
+# fprop x and h; fprop w; gradients; dgrad w; wgrad x; combine.
+# element tile x block, scales by rule, scope of the outer scale; "sr" where rounding is stochastic
+BF16 = "BF16"
+ACT, ACT_46 = "E2M1 1x16 E4M3 nvfp4", "E2M1 1x16 E4M3 four_over_six"
+MX, FLOOR = "E4M3 1x32 E8M0 rceil", "E4M3 1x32 E8M0 floor"
+UNBIASED = "E2M1 1x16 E4M3 unbiased"
+FP8, FP8_TILES = "E4M3 1x128 FP32 amax", "E4M3 128x128 FP32 amax"
+FOURBIT = (f"{ACT_46} row", f"{ACT} leading", MX, f"{MX} sr", f"{MX} sr", "RHT S2F6")
+
+
+def changed(**roles: str) -> tuple[str, ...]:
+    names = ("x", "w", "g", "w_back", "x_back", "combine")
+    return tuple(roles.get(name, words) for name, words in zip(names, FOURBIT, strict=True))
+
+
+TABLE = {
+    "bf16": (BF16, BF16, BF16, BF16, BF16, BF16),
+    "fp8_deepseek": (FP8, FP8_TILES, FP8, FP8_TILES, FP8, BF16),
+    "mxfp8": (MX, MX, MX, MX, MX, BF16),
+    "mxfp8_floor": (FLOOR, FLOOR, FLOOR, FLOOR, FLOOR, BF16),
+    "nvfp4_all": (f"{ACT} tensor", f"{ACT} leading", f"{ACT} tensor", f"{ACT} leading", f"{ACT} tensor", BF16),
+    "nvfp4_46": (
+        *(f"{ACT_46} tensor", f"{ACT_46} leading", f"{ACT_46} tensor"),
+        *(f"{ACT_46} leading", f"{ACT_46} tensor", BF16),
+    ),
+    "composer2": (f"{ACT} row", f"{ACT} leading", BF16, BF16, BF16, BF16),
+    "fourbit": FOURBIT,
+    "fourbit_rn": changed(w_back=MX, x_back=MX),
+    "fourbit_2d_weights": changed(w="E2M1 16x16 E4M3 nvfp4 leading"),
+    "fourbit_nvfp4_backward": changed(
+        g=f"{UNBIASED} tensor sr", w_back=f"{UNBIASED} leading sr", x_back=f"{UNBIASED} tensor sr"
+    ),
+    "fourbit_originals": FOURBIT,
+    "fourbit_no_46": changed(x=f"{ACT} row"),
+    "fourbit_46_weights": changed(w=f"{ACT_46} leading"),
+    "fourbit_tensor_outer": changed(x=f"{ACT_46} tensor"),
+    "fourbit_pow2_outer": FOURBIT,
+    "fourbit_outer_in_gradient": FOURBIT,
+    "fourbit_sr_gradients": changed(g=f"{MX} sr"),
+    "fourbit_floor": changed(g=FLOOR, w_back=f"{FLOOR} sr", x_back=f"{FLOOR} sr"),
+    "fourbit_bf16_combine": changed(combine=BF16),
+    "fourbit_mxfp8_combine": changed(combine="E4M3"),
+    "fourbit_rht_mxfp8_combine": changed(combine="RHT E4M3"),
+    "fourbit_plain_s2f6_combine": changed(combine="S2F6"),
+    "fourbit_all_layers": FOURBIT,
+    "fourbit_first_sixth": FOURBIT,
+    "fourbit_forward_only": changed(g=BF16, w_back=BF16, x_back=BF16),
+    "fourbit_backward_only": changed(x=BF16, w=BF16, combine=BF16),
+}
+
+
+class Spy:
+    """`numerics.ops` that keeps the arguments and results of its operations, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple, Any]] = []
+
+    def __getattr__(self, name: str) -> Callable:
+        true = getattr(ops, name)
+        if isinstance(true, type):
+            return true
+
+        def call(*args: Any) -> Any:
+            result = true(*args)
+            self.calls.append((name, args, result))
+            return result
+
+        return call
+
+    def of(self, name: str) -> list[tuple[tuple, Any]]:
+        return [(args, result) for called, args, result in self.calls if called == name]
+
+
+def layer(name: str) -> SimpleNamespace:
+    """One layer's forward and backward under a preset, with everything that went into its products."""
+    recipe, generator = preset(name).experts, torch.Generator().manual_seed(3)
+    chosen = torch.rand(T, E - 1, generator=generator).topk(K).indices.sort(-1).values  # the last expert gets no row
+    routing, spy = route(chosen, E), Spy()
+    signs = None if recipe.combine_hadamard is None else nm.hadamard_signs(recipe.combine_hadamard, (1, 0))
+    x = (torch.randn(T, D, generator=generator) * torch.exp(torch.randn(T, 1, generator=generator))).bfloat16()
+    weights = torch.rand(T, K, generator=generator)
+    w13 = torch.randn(E, 2 * F, D, generator=generator) * D**-0.5
+    w2 = torch.randn(E, D, F, generator=generator) * F**-0.5
+    inputs = [t.requires_grad_() for t in (x, weights, w13, w2)]
+    out = ExpertMLP.apply(*inputs, routing, Setting(spy, recipe, signs, 2, Draw(5, 7, 1), "exact"))
+    out.backward(torch.randn(T, D, generator=generator).bfloat16() * 1e-3)
+    ((x_q, w13_q, *_), (h_q, gate_up)), ((_, w2_q, *_), payload) = spy.of("gate_up_glu")[0], spy.of("down_to_wire")[0]
+    products = [args[:4] for args, _ in spy.of("grad_products")]
+    return SimpleNamespace(
+        **dict(zip(("x", "weights", "w13", "w2"), (t.detach() for t in inputs), strict=True)),
+        **{"x_q": x_q, "w13_q": w13_q, "h_q": h_q, "w2_q": w2_q, "payload": payload, "gate_up": gate_up},
+        **{"dy": products[0], "dz": products[1], "routing": routing, "signs": signs, "spy": spy},
+    )
+
+
+LAYERS: dict[str, SimpleNamespace] = {}
+
+
+def ran(name: str) -> SimpleNamespace:
+    if name not in LAYERS:
+        LAYERS[name] = layer(name)
+    return LAYERS[name]
+
+
+def test_every_preset_is_in_the_table():
+    assert list(TABLE) == list(PRESETS)
+
+
+def require(q: Any, words: str, axis: int) -> None:
+    """That an operand is what `words` say, but for its rounding, with blocks along `axis`."""
+    if words == BF16:
+        assert isinstance(q, Tensor) and q.dtype == torch.bfloat16
+        return
+    element, shape, scale, rule, *rest = words.removesuffix(" sr").split()
+    tile, block = map(int, shape.split("x"))
+    assert (q.fmt.element.name, q.fmt.tile, q.fmt.block, q.rule) == (element, tile, block, rule)
+    assert ("FP32" if q.fmt.scale is None else q.fmt.scale.name) == scale
+    assert q.axis == len(q.shape) + axis
+    if not rest:
+        assert q.outer is None or words.startswith("E4M3")  # a saved outer stays outside, see `sources`
+        return
+    rows = {"row": q.shape[0], "tensor": 1, "leading": q.shape[0]}[rest[0]]
+    assert q.outer.numel() == rows and q.outer.shape[axis] == 1
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_role_has_its_format_axis_rule_and_scope(name: str):
+    x, w, g, w_back, x_back, combine = TABLE[name]
+    made = ran(name)
+    for q, words in ((made.x_q, x), (made.h_q, x), (made.w13_q, w), (made.w2_q, w)):
+        require(q, words, -1)
+    for grad, grad_tokens, weight, saved in (made.dy, made.dz):
+        require(grad, g, -1)
+        require(grad_tokens, g, -2)
+        require(weight, w_back, -2)
+        require(saved, x_back, -2)
+    if combine == BF16:
+        assert isinstance(made.payload, Tensor)
+    else:
+        assert made.payload.fmt.element.name == combine.split()[-1] and made.payload.outer is None
+    assert (made.signs is not None) == combine.startswith("RHT")
+
+
+def sources(name: str, made: SimpleNamespace) -> dict[str, tuple[Any, Tensor]]:
+    """Backward operand by role: (operand, the float32 values that the recipe says it is made of)."""
+    rows = made.routing.tokens
+    if name in ("fourbit_originals", "nvfp4_all", "nvfp4_46"):
+        h = swiglu(*made.gate_up.chunk(2, -1))
+        x, w13, w2 = made.x.float()[rows], made.w13, made.w2
+    else:
+        h, x, w13, w2 = (
+            q.float() if isinstance(q, Tensor) else q.dequantize() for q in (made.h_q, made.x_q, made.w13_q, made.w2_q)
+        )
+    if name == "fourbit_outer_in_gradient":
+        h, x = made.h_q.values(), made.x_q.values()
+    return {
+        "w2": (made.dy[2], w2),
+        "h": (made.dy[3], h.float()),
+        "w13": (made.dz[2], w13),
+        "x": (made.dz[3], x),
+    }
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_backward_operands_are_made_of_what_the_recipe_says(name: str):
+    """To nearest: the very codes that a plain call makes. Stochastically: each value one of two neighbours, some of
+    them not the nearer one."""
+    _, w, _, w_back, x_back, _ = TABLE[name]
+    made = ran(name)
+    for role, (q, values) in sources(name, made).items():
+        words = w_back if role.startswith("w") else x_back
+        if words == BF16:
+            assert torch.equal(q, values.bfloat16())
+            continue
+        groups = None if role.startswith("w") else made.routing.groups
+        kept = role.startswith("w") and words.startswith("E4M3") and "leading" in w and name != "fourbit_originals"
+        source = (made.w13_q, made.w2_q)[role == "w2"].values() if kept else values
+        scope = next((s for s in ("tensor", "leading") if s in words.split()), None)
+        nearest = nm.quantize(source, q.fmt, -2, scope, groups=groups)
+        assert torch.equal(q.scales, nearest.scales)
+        if words.endswith(" sr"):
+            step = (q.values() - nearest.values()).abs()
+            assert bool((step > 0).any()) and not torch.equal(q.codes, nearest.codes)
+            up, down = (
+                nm.quantize(source, q.fmt, -2, scope, groups=groups, rounding=mode)
+                for mode in (nm.Rounding.TOWARD_POSITIVE, nm.Rounding.TOWARD_NEGATIVE)
+            )
+            same = ((q.codes == up.codes) | (q.codes == down.codes)) | (q.values() == nearest.values())
+            assert bool(same.all())
+        else:
+            assert torch.equal(q.codes, nearest.codes)
+        if kept:
+            assert torch.equal(q.outer, (made.w13_q, made.w2_q)[role == "w2"].outer)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_gradients_are_rounded_as_the_recipe_says(name: str):
+    g = TABLE[name][2]
+    made = ran(name)
+    if g == BF16:
+        return
+    (d_gate_up, cast, *_), dz = next(
+        (a, r) for a, r in made.spy.of("quantize_tokens") if a[0].shape[-1] == 2 * F and a[0].ndim == 2
+    )
+    nearest = nm.quantize(d_gate_up, dz.fmt, -1, cast.outer)
+    assert torch.equal(dz.codes, nearest.codes) != g.endswith(" sr")
+    assert torch.equal(dz.scales, nearest.scales)
+
+
+def test_outer_scales_that_are_powers_of_two():
+    made = ran("fourbit_pow2_outer")
+    for q in (made.x_q, made.h_q, made.w13_q, made.w2_q):
+        assert torch.equal(torch.frexp(q.outer).mantissa, torch.full_like(q.outer, 0.5))
+    assert not torch.equal(torch.frexp(ran("fourbit").x_q.outer).mantissa, torch.full((T * K, 1), 0.5))
+
+
+def test_a_token_scale_that_moves_to_the_gradient():
+    """wgrad's gradient carries the outer scale of h: quantized along tokens from dy times that scale."""
+    made = ran("fourbit_outer_in_gradient")
+    dy, dy_tokens, _, h = made.dy
+    expected = nm.quantize(dy.dequantize() * made.h_q.outer, nm.MXFP8, -2, groups=made.routing.groups)
+    assert torch.equal(dy_tokens.codes, expected.codes) and h.outer is None
+
+
+@pytest.mark.parametrize(
+    ("name", "apart"),
+    [("fourbit", [10, 11]), ("fourbit_first_sixth", [0, 1]), ("fourbit_all_layers", []), ("composer2", [10, 11])],
+)
+def test_layers_of_higher_precision(name: str, apart: list[int]):
+    recipe = preset(name)
+    assert [i for i in range(12) if recipe.layer(i, 12) != recipe.experts] == apart
+    assert all(recipe.layer(i, 12) == recipe.last for i in apart)
+
+
+def test_contradictions_are_refused():
+    with pytest.raises(ValueError, match=r"hidden.rounding=.*: forward operands round to nearest"):
+        preset_with(hidden=ops.Cast(nm.NVFP4_46, "row", nm.Rounding.STOCHASTIC))
+    with pytest.raises(ValueError, match=r"grad.outer='row': a gradient is quantized along both axes"):
+        preset_with(grad=ops.Cast(nm.NVFP4, "row"))
+    with pytest.raises(ValueError, match="outer='keep' of a recast with scope='tensor': use 'multiply'"):
+        ops.Recast(nm.NVFP4, "keep", scope="tensor")
+    with pytest.raises(ValueError, match="outer_rounding='up' of a cast"):
+        ops.Cast(nm.NVFP4, "row", outer_rounding="up")
+
+
+def preset_with(**fields: Any) -> ExpertRecipe:
+    return replace(preset("fourbit").experts, **fields)
+
+
+# fourbit recipes
+
+
+def test_the_command_names_every_recipe_with_its_first_sentence(capsys: pytest.CaptureFixture):
+    assert recipe_table.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(PRESETS)
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_roles_in_words(name: str):
+    """The words of the command and the table of this file say the same."""
+    told = recipe_table.roles(preset(name))
+    columns = ("fprop x, dispatch", "fprop w", "dgrad g, wire", "dgrad w", "wgrad x")
+    for role, words in zip(columns, TABLE[name][:5], strict=True):
+        if words == BF16:
+            assert told[role].startswith("BF16")
+            continue
+        element, shape, scale, rule, *rest = words.removesuffix(" sr").split()
+        assert told[role].startswith(f"{element} {shape} along ") and f", {scale} scales by {rule}" in told[role]
+        assert ("; stochastic" in told[role]) == words.endswith(" sr")
+        scope = {"row": "per token", "leading": "per expert", "tensor": "per tensor"}
+        assert not rest or f"outer {scope[rest[0]]}" in told[role]
+
+
+def test_two_recipes_differ_in_what_their_names_say(capsys: pytest.CaptureFixture):
+    assert recipe_table.main(["fourbit", "fourbit_sr_gradients"]) == 0
+    roles = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
+    assert roles == ["dgrad g, wire", "wgrad g"]
+    assert recipe_table.main(["fourbit", "fourbit"]) == 0
+    assert capsys.readouterr().out == "fourbit and fourbit are the same\n"
+    with pytest.raises(ValueError, match="name one recipe, two to compare, or none"):
+        recipe_table.main(["bf16", "mxfp8", "fourbit"])
+    with pytest.raises(ValueError, match="preset='fp4' is unknown"):
+        recipe_table.main(["fp4"])
