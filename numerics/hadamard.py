@@ -11,6 +11,7 @@ The transform is linear: a weighted sum of transformed vectors may be inverted o
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from .arguments import FLOATS, axis_of, integer, require_kind, require_tensor
 from .codes import as_tensor, require_float, step_by_step
+from .partition import Partition, check_groups
 from .philox import philox
 
 SIZES = (16, 32, 64, 128)
@@ -40,19 +42,34 @@ def hadamard_signs(size: int, key: tuple[int, int]) -> Tensor:
     return (1 - 2 * bits).to(torch.float32)
 
 
-def hadamard(x: Any, size: int = 32, signs: Tensor | None = None, axis: int = -1) -> Any:
+def hadamard(x: Any, size: int = 32, signs: Tensor | None = None, axis: int = -1, groups: Any = None) -> Any:
     """H S x / sqrt(size) on blocks of `size` along `axis`.
 
     Args:
         x: floating point, torch or numpy; computed in FP32. size: one of 16, 32, 64, 128, dividing the axis.
         signs: +-1, shape (size,), the same for every block; None: all +1. On a GPU, and when compiled, their values
             are not looked at.
+        groups: offsets of expert groups along `axis`, of any lengths: blocks start anew at each, and a group's last
+            block is filled up with zeros.
 
-    Returns: float32, shape and kind of `x`.
+    Returns: float32, shape and kind of `x`; with groups a pair: that, `axis` as long as the whole blocks, and the
+    groups' offsets in it, a tuple.
     Raises: TypeError for other kinds of arguments (signs are a torch tensor). ValueError for another size, an axis that
-    `x` does not have or that the size does not divide, signs of another shape or, on a CPU, other than +1 and -1.
+    `x` does not have or that the size does not divide, signs of another shape or, on a CPU, other than +1 and -1;
+    groups that do not cover the axis.
     """
-    return _transform(x, size, signs, axis, inverse=False)
+    if groups is None:
+        return _transform(x, size, signs, axis, inverse=False)
+    tensor, is_numpy = as_tensor(x, "x")
+    require_float(tensor, "x")
+    axis = axis_of(axis, tensor.shape)
+    _require_size(size)
+    offsets = check_groups(groups, tensor.shape[axis])
+    assert offsets is not None
+    blocks = Partition.of(tensor.shape[axis], size, offsets).split(tensor.to(torch.float32).movedim(axis, -1), size)
+    y = _transform(blocks, size, signs, -1, inverse=False).flatten(-2).movedim(-1, axis)
+    whole = tuple(accumulate((-(-(end - start) // size) * size for start, end in pairwise(offsets)), initial=0))
+    return (y.numpy() if is_numpy else y), whole
 
 
 def hadamard_inverse(y: Any, size: int = 32, signs: Tensor | None = None, axis: int = -1) -> Any:

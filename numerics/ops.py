@@ -89,18 +89,35 @@ class Wire:
                 raise ValueError(f"signs has shape {tuple(self.signs.shape)}: pass (n,), n one of {SIZES}")
 
 
-def quantize_tokens(x: Tensor, cast: Cast, random: Random | None = None, groups: Any = None, axis: int = -1) -> Operand:
+def quantize_tokens(
+    x: Tensor,
+    cast: Cast,
+    random: Random | None = None,
+    groups: Any = None,
+    axis: int = -1,
+    signs: Tensor | None = None,
+) -> Operand:
     """Quantize rows: the dispatch payload, a weight, or a gradient.
 
     Args:
         x: (..., rows, features), bfloat16 or float32. axis: -1, features (outer "row": one scale per token), or -2.
         groups: offsets along `axis` when it is the rows'. random: for a stochastic cast, else None.
+        signs: (n,) of a block Hadamard along `axis` that comes first, in FP32; with groups each group is filled up
+            to whole blocks with zero rows, and the result's own `groups` say where they lie.
 
     Returns: BlockTensor, or bfloat16 if `cast.fmt` is None. Codes, scales and outers are equal on every device.
     """
     require_tensor(x, "x")
     require_float(x, "x")
     require_kind(cast, Cast, "cast", "pass a Cast")
+    if signs is not None and groups is None:
+        x = hadamard(x, len(signs), signs, axis)
+    elif signs is not None:
+        if cast.fmt is None:
+            raise ValueError(
+                "cast.fmt=None with signs and groups: BF16 rows cannot say where groups lie; pass a format"
+            )
+        x, groups = hadamard(x, len(signs), signs, axis, groups)
     if cast.fmt is None:
         return x.to(torch.bfloat16)
     stochastic = cast.rounding is Rounding.STOCHASTIC
@@ -213,7 +230,12 @@ def row_scale(q: Operand, recast: Recast) -> Tensor | None:
 
 
 def requantize_transpose(
-    q: Operand, recast: Recast, groups: Any = None, random: Random | None = None, rows: Tensor | None = None
+    q: Operand,
+    recast: Recast,
+    groups: Any = None,
+    random: Random | None = None,
+    rows: Tensor | None = None,
+    signs: Tensor | None = None,
 ) -> Operand:
     """An operand, decoded from its codes, with blocks along the other axis (-2), per expert group.
 
@@ -221,6 +243,7 @@ def requantize_transpose(
         q: (R, D) with `groups`, or a weight (E, N, K) without. random: for a stochastic recast, else None.
         rows: float32 (R, 1) that multiplies the decoded values first (FP32): what `row_scale` of the other operand
             left to this one; None: nothing.
+        signs: of a block Hadamard along axis -2 that comes after that, as in `quantize_tokens`.
 
     Returns:
         Operand of the shape of `q`, blocks along axis -2; bfloat16 if `recast.fmt` is None.
@@ -231,12 +254,13 @@ def requantize_transpose(
         require_operand(q, "q", 2)
         require_rows(rows, "rows", q.shape[0])
     random = random if recast.rounding is Rounding.STOCHASTIC else None
-    if isinstance(q, BlockTensor) and recast.fmt is not None and recast.scope is None and rows is None:
+    as_it_is = recast.scope is None and rows is None and signs is None
+    if isinstance(q, BlockTensor) and recast.fmt is not None and as_it_is:
         outer = "drop" if recast.outer == "gradient" else recast.outer
         return requantize(q, recast.fmt, -2, groups, outer, recast.rounding, random)
     values = q.dequantize() if isinstance(q, BlockTensor) else q.to(torch.float32)
     values = values if rows is None else values * rows
-    return quantize_tokens(values, Cast(recast.fmt, recast.scope, recast.rounding), random, groups, axis=-2)
+    return quantize_tokens(values, Cast(recast.fmt, recast.scope, recast.rounding), random, groups, -2, signs)
 
 
 def grad_products(
@@ -245,13 +269,16 @@ def grad_products(
     """dgrad and wgrad of one matrix y = x w^T.
 
     Args:
-        g: (R, N), blocks along N. w: (E, N, K), blocks along N. g_tokens: (R, N) and x: (R, K), blocks along rows.
+        g: (R, N), blocks along N. w: (E, N, K), blocks along N. g_tokens: (R, N) and x: (R, K), blocks along rows; if
+            both were filled up to whole Hadamard blocks they have more rows, in groups of their own.
 
     Returns:
         dx (R, K) and dw (E, N, K), float32; an expert without rows has dw = 0.
     """
     require_experts(groups, g=g, g_tokens=g_tokens, w=w, x=x)
     dx = matmul(g, w.mT, accumulator, groups=groups)  # [R, N] @ [E, N, K] -> [R, K]
+    if isinstance(g_tokens, BlockTensor) and g_tokens.groups is not None:
+        groups = g_tokens.groups
     dw = matmul(g_tokens.mT, x.mT, accumulator, groups=groups)  # [N, R_e] @ [R_e, K] -> [E, N, K]
     return dx, dw
 

@@ -10,6 +10,7 @@ quantized values. Shapes as in `numerics.ops`: T tokens, K experts per token, R 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from types import ModuleType
@@ -80,12 +81,12 @@ class Routing:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What an expert layer computes with: the operations, its recipe, its wire, its place and its random words.
-    `shared` says that the shared expert follows the recipe too."""
+    """What an expert layer computes with: the operations, its recipe, the signs of Hadamard transforms by size, its
+    place and its random words. `shared` says that the shared expert follows the recipe too."""
 
     ops: ModuleType
     recipe: ExpertRecipe
-    signs: Tensor | None
+    signs: Mapping[int, Tensor]
     layer: int
     draw: Draw
     accumulator: str = "fp32"
@@ -96,6 +97,15 @@ class Setting:
     def place(self) -> int:
         """Base of the random counters of this layer's tensors."""
         return self.layer * 64 + self.slot
+
+    @property
+    def wire(self) -> Any:
+        """How expert outputs travel."""
+        return self.ops.Wire(self.recipe.combine_fmt, self.rotation(self.recipe.combine_hadamard))
+
+    def rotation(self, size: int | None) -> Tensor | None:
+        """The signs of a transform of `size`, or None."""
+        return None if size is None else self.signs[size]
 
 
 def route(experts_TK: Tensor, experts: int) -> Routing:
@@ -119,7 +129,7 @@ class ExpertMLP(torch.autograd.Function):
         ctx: Any, x: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, routing: Routing, setting: Setting
     ) -> Tensor:
         ops, recipe = setting.ops, setting.recipe
-        wire = ops.Wire(recipe.combine_fmt, setting.signs)
+        wire = setting.wire
         w13_q, w2_q = ops.quantize_tokens(w13, recipe.weight), ops.quantize_tokens(w2, recipe.weight)
         x_q = _rows(ops.quantize_tokens(x, recipe.input), routing.tokens)  # dispatch: a token's payload to each expert
         h_q, gate_up = ops.gate_up_glu(x_q, w13_q, routing.groups, recipe.hidden, setting.accumulator)
@@ -136,40 +146,66 @@ class ExpertMLP(torch.autograd.Function):
         setting, routing = ctx.setting, ctx.routing
         ops, recipe, groups = setting.ops, setting.recipe, routing.groups
         (x_q, h_q, w13_q, w2_q, payload), (gate_up, weights, *originals) = _restore(ctx)
-        again_of = {Role.X: x_q, Role.H: h_q, Role.W13: w13_q, Role.W2: w2_q}
+        saved = {Role.X: x_q, Role.H: h_q, Role.W13: w13_q, Role.W2: w2_q}
         if recipe.originals:
             x, w13, w2 = originals
-            again_of = {Role.X: x.index_select(0, routing.tokens), Role.H: swiglu(*gate_up.chunk(2, -1))}
-            again_of |= {Role.W13: w13, Role.W2: w2}
-        wire, plain = ops.Wire(recipe.combine_fmt, setting.signs), ops.Wire(None)
-
-        def words(role: Role) -> Random:
-            return setting.draw.random(setting.place, role, groups)
-
-        def again(role: Role) -> Any:
-            weight = role in (Role.W13, Role.W2)
-            recast = recipe.saved_weight if weight else recipe.saved_input
-            return ops.requantize_transpose(again_of[role], recast, None if weight else groups, words(role))
+            h = swiglu(*gate_up.chunk(2, -1))
+            saved = {Role.X: x.index_select(0, routing.tokens), Role.H: h, Role.W13: w13, Role.W2: w2}
+        again = _Again(setting, groups, saved)
+        wire, plain, cast = setting.wire, ops.Wire(None), recipe.grad_wire or recipe.grad
 
         d_weights = ops.router_gradient(g, _decoded(payload), routing.slots, wire)
         row_weights = torch.empty_like(weights).view(-1, 1)
         row_weights[routing.slots.flatten()] = weights.reshape(-1, 1)
+        sent = ops.grad_to_wire(g, routing.tokens, row_weights, cast, again.words(Role.DY))  # [R, D]
         # what arrived on the wire is quantized again along tokens; d_gate_up is at hand and quantized twice
-        tokenwise = ops.Recast(recipe.grad.fmt, "multiply", recipe.grad.rounding, recipe.grad.outer)
-        dy = ops.grad_to_wire(g, routing.tokens, row_weights, recipe.grad, words(Role.DY))  # [R, D]
-        scale = ops.row_scale(again_of[Role.H], recipe.saved_input)
-        dy_tokens = ops.requantize_transpose(dy, tokenwise, groups, words(Role.DY_TOKENS), scale)
-        w2, h = again(Role.W2), again(Role.H)
-        dh, d_w2 = ops.grad_products(dy, dy_tokens, w2, h, groups, setting.accumulator)
+        dy = sent if recipe.grad_wire is None else again.along_features(_decoded(sent), Role.DY)
+        operands = dy, again.along_tokens(sent, Role.DY_TOKENS, Role.H), again.weight(Role.W2), again.input(Role.H)
+        dh, d_w2 = ops.grad_products(*operands, groups, setting.accumulator)
         d_gate_up = ops.glu_backward(dh, gate_up)  # [R, 2F]
-        dz = ops.quantize_tokens(d_gate_up, recipe.grad, words(Role.DZ))
-        scale = ops.row_scale(again_of[Role.X], recipe.saved_input)
-        dz_tokens = ops.requantize_transpose(d_gate_up, tokenwise, groups, words(Role.DZ_TOKENS), scale)
-        w13, x = again(Role.W13), again(Role.X)
-        dx_R, d_w13 = ops.grad_products(dz, dz_tokens, w13, x, groups, setting.accumulator)
-        returned = ops.quantize_tokens(dx_R, recipe.grad, words(Role.DX))
+        dz, dz_tokens = again.along_features(d_gate_up, Role.DZ), again.along_tokens(d_gate_up, Role.DZ_TOKENS, Role.X)
+        operands = dz, dz_tokens, again.weight(Role.W13), again.input(Role.X)
+        dx_R, d_w13 = ops.grad_products(*operands, groups, setting.accumulator)
+        returned = ops.quantize_tokens(dx_R, cast, again.words(Role.DX))
         dx, _ = ops.aggregate(returned, routing.slots, None, plain)
         return dx.to(g.dtype), d_weights, d_w13, d_w2, None, None
+
+
+@dataclass(frozen=True, eq=False)
+class _Again:
+    """Backward operands of a layer, from its saved operands and its gradients."""
+
+    setting: Setting
+    groups: tuple[int, ...]
+    saved: dict[Role, Any]
+
+    def words(self, role: Role) -> Random:
+        return self.setting.draw.random(self.setting.place, role, self.groups)
+
+    def weight(self, role: Role) -> Any:
+        recipe, signs = self.setting.recipe, self.setting.rotation(self.setting.recipe.dgrad_hadamard)
+        saved, words = self.saved[role], self.words(role)
+        return self.setting.ops.requantize_transpose(saved, recipe.saved_weight, None, words, None, signs)
+
+    def input(self, role: Role) -> Any:
+        recipe, signs = self.setting.recipe, self.setting.rotation(self.setting.recipe.wgrad_hadamard)
+        saved, words = self.saved[role], self.words(role)
+        return self.setting.ops.requantize_transpose(saved, recipe.saved_input, self.groups, words, None, signs)
+
+    def along_features(self, g: Tensor, role: Role) -> Any:
+        recipe, signs = self.setting.recipe, self.setting.rotation(self.setting.recipe.dgrad_hadamard)
+        return self.setting.ops.quantize_tokens(g, recipe.grad, self.words(role), None, -1, signs)
+
+    def along_tokens(self, g: Any, role: Role, partner: Role) -> Any:
+        """For the product with the saved operand `partner`, whose outer scale may be left to the gradient's rows."""
+        ops, recipe, signs = (
+            self.setting.ops,
+            self.setting.recipe,
+            self.setting.rotation(self.setting.recipe.wgrad_hadamard),
+        )
+        recast = ops.Recast(recipe.grad.fmt, "multiply", recipe.grad.rounding, recipe.grad.outer)
+        scale = ops.row_scale(self.saved[partner], recipe.saved_input)
+        return ops.requantize_transpose(g, recast, self.groups, self.words(role), scale, signs)
 
 
 def _rows(q: Any, index: Tensor) -> Any:

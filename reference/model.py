@@ -126,9 +126,9 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(_Layer(config) for _ in range(config.depth))
         self.norm, self.head = RMSNorm(config.dim), Linear(config.dim, config.vocab)
         self._initialize(seed)
-        sizes = {recipe.layer(i, config.depth).combine_hadamard for i in range(config.depth)} - {None}
+        sizes = set().union(*(recipe.layer(i, config.depth).hadamard_sizes for i in range(config.depth)))
         # one set of signs for the whole run: every expert must share it, and the inverse must know it
-        self.signs = {size: hadamard_signs(size, (seed, 0)) for size in sizes if size is not None}
+        self.signs = {size: hadamard_signs(size, (seed, 0)) for size in sizes}
 
     @torch.no_grad()
     def _initialize(self, seed: int) -> None:
@@ -156,7 +156,7 @@ class Transformer(nn.Module):
         balance = x_BSD.new_zeros(())
         for index, layer in enumerate(self.layers):
             recipe = self.recipe.layer(index, self.config.depth)
-            signs = None if recipe.combine_hadamard is None else self.signs[recipe.combine_hadamard].to(x_BSD.device)
+            signs = {size: self.signs[size].to(x_BSD.device) for size in recipe.hadamard_sizes}
             setting = Setting(self.ops, recipe, signs, index, draw, self.accumulator, self.recipe.shared)
             x_BSD, extra = layer(x_BSD, setting)
             balance = balance + extra

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from numerics import MXFP8, NVFP4, NVFP4_46
+from numerics import MXFP8, NVFP4, NVFP4_2D, NVFP4_46, Rounding
 from numerics.blocks import FP8_1X128, FP8_128X128
 from numerics.ops import Cast, Recast
 from numerics.scales import RULES
@@ -66,6 +66,28 @@ def nvfp4_all() -> Recipe:
     return Recipe("nvfp4_all", experts, experts)
 
 
+def nvfp4_nvidia() -> Recipe:
+    """NVIDIA's NVFP4 pretraining recipe (arXiv 2509.25149, section 4): 16x16 weights, RHT-16 on both operands of wgrad,
+    stochastic rounding of gradients, one outer scale per tensor, about 15 % of the layers in BF16, near the end.
+
+    BF16 wires. Not reproduced: the first two of 62 blocks in BF16, the rounding of transformed values to BF16 before
+    they are quantized, the switch to a BF16 forward at the end of training.
+    """
+    activation, tiles = Cast(NVFP4, "tensor"), Cast(NVFP4_2D, "leading")
+    experts = ExpertRecipe(
+        input=activation,
+        hidden=activation,
+        weight=tiles,
+        grad=Cast(NVFP4, "tensor", Rounding.STOCHASTIC),
+        saved_weight=Recast(NVFP4_2D, "multiply", scope="leading"),
+        saved_input=Recast(NVFP4, "multiply", scope="tensor"),
+        originals=True,
+        wgrad_hadamard=16,
+        grad_wire=BF16,
+    )
+    return Recipe("nvfp4_nvidia", experts, PLAIN, last_share=0.15)
+
+
 def nvfp4_46() -> Recipe:
     """Four over Six everywhere (arXiv 2512.02010): `nvfp4_all` with the block maximum mapped to 6 or 4.
 
@@ -96,7 +118,8 @@ def composer2() -> Recipe:
 
 
 PUBLISHED: dict[str, Callable[[], Recipe]] = {
-    f.__name__: f for f in (bf16, fp8_deepseek, mxfp8, mxfp8_floor, nvfp4_all, nvfp4_46, composer2, fourbit)
+    f.__name__: f
+    for f in (bf16, fp8_deepseek, mxfp8, mxfp8_floor, nvfp4_all, nvfp4_nvidia, nvfp4_46, composer2, fourbit)
 }
 PRESETS: dict[str, Callable[[], Recipe]] = {**PUBLISHED, **ablations.ABLATIONS}
 

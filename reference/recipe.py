@@ -7,8 +7,9 @@ For y = x w^T the three products take:
     wgrad   g as `grad`, along tokens                                         x recast by `saved_input`
 
 A token's outer scale cannot stay outside wgrad, whose contraction runs over tokens: `saved_input` multiplies it into
-the operand, as the article's "dequantize", or leaves it to the gradient's rows. Gradients travel as `grad` too; expert
-outputs travel as `combine_fmt` after a Hadamard of size `combine_hadamard`.
+the operand, as the article's "dequantize", or leaves it to the gradient's rows. Gradients travel as `grad` too, unless
+`grad_wire` says otherwise; expert outputs travel as `combine_fmt` after a Hadamard of size `combine_hadamard`. Both
+operands of dgrad, or of wgrad, pass a block Hadamard along their contraction where a recipe gives its size.
 The backward operands are made from the saved codes, or, where a recipe says `originals`, from what was quantized for
 the forward. Formats: None is BF16. The recipes are in `presets` and `ablations`.
 """
@@ -35,6 +36,9 @@ class ExpertRecipe:
     combine_fmt: BlockFormat | None = None
     combine_hadamard: int | None = None
     originals: bool = False
+    dgrad_hadamard: int | None = None
+    wgrad_hadamard: int | None = None
+    grad_wire: Cast | None = None
 
     def __post_init__(self) -> None:
         for role in ("input", "hidden", "weight"):
@@ -43,6 +47,19 @@ class ExpertRecipe:
         if self.grad.outer not in (None, "tensor"):
             raise ValueError(
                 f"grad.outer={self.grad.outer!r}: a gradient is quantized along both axes; use None or 'tensor'"
+            )
+        if self.grad_wire is not None and self.grad_wire.rounding is not Rounding.NEAREST_EVEN:
+            raise ValueError(
+                f"grad_wire.rounding={self.grad_wire.rounding}: random words serve one rounding of a tensor"
+            )
+        for name, size in (("dgrad", self.dgrad_hadamard), ("wgrad", self.wgrad_hadamard)):
+            if size is not None and None in (self.grad.fmt, self.saved_weight.fmt, self.saved_input.fmt):
+                raise ValueError(
+                    f"{name}_hadamard={size} with a BF16 operand: rotate what is quantized, or leave it out"
+                )
+        if self.dgrad_hadamard is not None and self.grad_wire is None:
+            raise ValueError(
+                f"dgrad_hadamard={self.dgrad_hadamard}: gradients travel unrotated; say how by grad_wire=Cast(None)"
             )
         if self.saved_weight.outer == "gradient":
             raise ValueError("saved_weight.outer='gradient': only a token's scale can move to the gradient's rows")
@@ -58,7 +75,12 @@ class ExpertRecipe:
         casts = (self.input, self.hidden, self.weight, self.grad, self.saved_weight, self.saved_input)
         blocks = [c.fmt.block for c in casts if c.fmt is not None]
         blocks += [self.combine_fmt.block] if self.combine_fmt is not None else []
-        return math.lcm(1, self.combine_hadamard or 1, *blocks)
+        return math.lcm(1, self.combine_hadamard or 1, self.dgrad_hadamard or 1, *blocks)
+
+    @property
+    def hadamard_sizes(self) -> set[int]:
+        """Sizes of every transform."""
+        return {n for n in (self.combine_hadamard, self.dgrad_hadamard, self.wgrad_hadamard) if n is not None}
 
 
 @dataclass(frozen=True)

@@ -43,17 +43,21 @@ def _shares(recipe: Recipe) -> tuple[tuple[str, float], ...]:
 def _roles(r: ExpertRecipe) -> dict[str, str]:
     source = "the originals" if r.originals else "saved codes"
     combine = "BF16" if r.combine_fmt is None else _format(r.combine_fmt)
-    rotated = "" if r.combine_hadamard is None else f"RHT-{r.combine_hadamard}, then "
     return {
         "fprop x, dispatch": _cast(r.input, "features"),
         "fprop h": _cast(r.hidden, "features"),
         "fprop w": _cast(r.weight, "input features"),
-        "combine": rotated + combine,
-        "dgrad g, wire": _cast(r.grad, "features"),
-        "dgrad w": _recast(r.saved_weight, "output features", source, r.weight),
-        "wgrad g": _cast(r.grad, "tokens"),
-        "wgrad x": _recast(r.saved_input, "tokens", source, r.input),
+        "combine": _rotated(r.combine_hadamard) + combine,
+        "gradient wires": _cast(r.grad_wire or r.grad, "features"),
+        "dgrad g": _rotated(r.dgrad_hadamard) + _cast(r.grad, "features"),
+        "dgrad w": _rotated(r.dgrad_hadamard) + _recast(r.saved_weight, "output features", source, r.weight),
+        "wgrad g": _rotated(r.wgrad_hadamard) + _cast(r.grad, "tokens"),
+        "wgrad x": _rotated(r.wgrad_hadamard) + _recast(r.saved_input, "tokens", source, r.input),
     }
+
+
+def _rotated(size: int | None) -> str:
+    return "" if size is None else f"RHT-{size}, then "
 
 
 def _format(fmt: BlockFormat, axis: str = "") -> str:

@@ -38,7 +38,7 @@ class Case:
 def make_case(recipe: ExpertRecipe, accumulator: str = "exact") -> Case:
     generator = torch.Generator().manual_seed(3)
     chosen = torch.rand(T, E - 1, generator=generator).topk(K).indices.sort(-1).values  # the last expert gets no row
-    signs = None if recipe.combine_hadamard is None else nm.hadamard_signs(recipe.combine_hadamard, (1, 0))
+    signs = {size: nm.hadamard_signs(size, (1, 0)) for size in recipe.hadamard_sizes}
     return Case(
         x=torch.randn(T, D, generator=generator).bfloat16().requires_grad_(),
         weights=torch.rand(T, K, generator=generator).requires_grad_(),
@@ -69,7 +69,7 @@ def quantized(case: Case) -> dict[str, nm.BlockTensor]:
     gate_up = torch.cat([_product(x, w13, e, rows) for e, rows in _groups(routing)]).bfloat16()
     h = nm.quantize(swiglu(*gate_up.chunk(2, -1)), recipe.hidden.fmt, outer=recipe.hidden.outer)
     y = torch.cat([_product(h, w2, e, rows) for e, rows in _groups(routing)])
-    payload = nm.quantize(nm.hadamard(y, 32, case.setting.signs), recipe.combine_fmt)
+    payload = nm.quantize(nm.hadamard(y, 32, case.setting.signs[32]), recipe.combine_fmt)
     return {"x": x, "h": h, "w13": w13, "w2": w2, "payload": payload, "gate_up": gate_up}
 
 
@@ -88,7 +88,7 @@ def by_hand(case: Case, q: dict, g: Tensor) -> dict[str, Tensor]:
     """All gradients from the saved operands `q`, one expert at a time."""
     recipe, routing = case.setting.recipe, case.routing
     rows_of, weights = routing.slots, case.weights.detach()
-    rotated = nm.hadamard(g.float(), 32, case.setting.signs)
+    rotated = nm.hadamard(g.float(), 32, case.setting.signs[32])
     decoded = q["payload"].dequantize()
     d_weights = torch.stack([(rotated * decoded[rows_of[:, k]]).sum(-1) for k in range(K)], 1)
     weight_of_row, token_of_row = torch.zeros(T * K), torch.zeros(T * K, dtype=torch.int64)
@@ -156,7 +156,7 @@ def test_forward_and_backward_equal_the_walk_by_hand(name: str):
     decoded = q["payload"].dequantize()
     terms = [decoded[case.routing.slots[:, k]] * case.weights.detach()[:, k : k + 1] for k in range(K)]
     total = (terms[0] + terms[1]) + terms[2]  # in the order of experts
-    expected = nm.hadamard_inverse(total, 32, case.setting.signs).bfloat16()
+    expected = nm.hadamard_inverse(total, 32, case.setting.signs[32]).bfloat16()
     assert torch.equal(out, expected)
     wanted = by_hand(case, q, case.g)
     for key, grad in gradients(case, out).items():

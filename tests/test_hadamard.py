@@ -3,6 +3,8 @@
 Oracle: scipy's Sylvester matrix in float64; bitwise agreement with the scalar butterfly is in test_oracle.py.
 """
 
+from itertools import pairwise
+
 import pytest
 import scipy.linalg
 import torch
@@ -97,3 +99,21 @@ def test_signs_follow_philox_bit_by_bit():
 
 def test_zero_rows():
     assert nm.hadamard(torch.zeros(0, 64), 32).shape == (0, 64)
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_groups_are_transformed_apart_and_filled_up(axis: int):
+    """Oracle: each group alone, padded by hand."""
+    groups, size = (0, 5, 5, 37, 90), 16
+    x = torch.randn(3, 90, 90, generator=torch.Generator().manual_seed(1))
+    signs = nm.hadamard_signs(size, (4, 2))
+    y, offsets = nm.hadamard(x, size, signs, axis, groups)
+    assert offsets == (0, 16, 16, 48, 112)
+    for (start, end), (first, last) in zip(pairwise(groups), pairwise(offsets), strict=True):
+        part = x.movedim(axis, -1)[..., start:end]
+        alone = nm.hadamard(torch.nn.functional.pad(part, (0, last - first - (end - start))), size, signs)
+        assert torch.equal(y.movedim(axis, -1)[..., first:last], alone)
+    array, again = nm.hadamard(x.numpy(), size, signs, axis, groups)
+    assert again == offsets and torch.equal(torch.from_numpy(array), y)
+    with pytest.raises(ValueError, match="end at the axis length 90"):
+        nm.hadamard(x, size, signs, axis, (0, 5))

@@ -29,6 +29,7 @@ T, K, E, D, F = 90, 3, 5, 128, 128
 BF16 = "BF16"
 ACT, ACT_46 = "E2M1 1x16 E4M3 nvfp4", "E2M1 1x16 E4M3 four_over_six"
 MX, FLOOR = "E4M3 1x32 E8M0 rceil", "E4M3 1x32 E8M0 floor"
+TILES = "E2M1 16x16 E4M3 nvfp4"
 UNBIASED = "E2M1 1x16 E4M3 unbiased"
 FP8, FP8_TILES = "E4M3 1x128 FP32 amax", "E4M3 128x128 FP32 amax"
 FOURBIT = (f"{ACT_46} row", f"{ACT} leading", MX, f"{MX} sr", f"{MX} sr", "RHT S2F6")
@@ -45,6 +46,10 @@ TABLE = {
     "mxfp8": (MX, MX, MX, MX, MX, BF16),
     "mxfp8_floor": (FLOOR, FLOOR, FLOOR, FLOOR, FLOOR, BF16),
     "nvfp4_all": (f"{ACT} tensor", f"{ACT} leading", f"{ACT} tensor", f"{ACT} leading", f"{ACT} tensor", BF16),
+    "nvfp4_nvidia": (
+        *(f"{ACT} tensor", f"{TILES} leading", f"{ACT} tensor sr"),
+        *(f"{TILES} leading", f"{ACT} tensor", BF16),
+    ),
     "nvfp4_46": (
         *(f"{ACT_46} tensor", f"{ACT_46} leading", f"{ACT_46} tensor"),
         *(f"{ACT_46} leading", f"{ACT_46} tensor", BF16),
@@ -52,7 +57,7 @@ TABLE = {
     "composer2": (f"{ACT} row", f"{ACT} leading", BF16, BF16, BF16, BF16),
     "fourbit": FOURBIT,
     "fourbit_rn": changed(w_back=MX, x_back=MX),
-    "fourbit_2d_weights": changed(w="E2M1 16x16 E4M3 nvfp4 leading"),
+    "fourbit_2d_weights": changed(w=f"{TILES} leading"),
     "fourbit_nvfp4_backward": changed(
         g=f"{UNBIASED} tensor sr", w_back=f"{UNBIASED} leading sr", x_back=f"{UNBIASED} tensor sr"
     ),
@@ -97,12 +102,12 @@ class Spy:
         return [(args, result) for called, args, result in self.calls if called == name]
 
 
-def layer(name: str) -> SimpleNamespace:
-    """One layer's forward and backward under a preset, with everything that went into its products."""
-    recipe, generator = preset(name).experts, torch.Generator().manual_seed(3)
+def layer_of(recipe: ExpertRecipe) -> SimpleNamespace:
+    """One layer's forward and backward under a recipe, with everything that went into its products."""
+    generator = torch.Generator().manual_seed(3)
     chosen = torch.rand(T, E - 1, generator=generator).topk(K).indices.sort(-1).values  # the last expert gets no row
     routing, spy = route(chosen, E), Spy()
-    signs = None if recipe.combine_hadamard is None else nm.hadamard_signs(recipe.combine_hadamard, (1, 0))
+    signs = {size: nm.hadamard_signs(size, (1, 0)) for size in recipe.hadamard_sizes}
     x = (torch.randn(T, D, generator=generator) * torch.exp(torch.randn(T, 1, generator=generator))).bfloat16()
     weights = torch.rand(T, K, generator=generator)
     w13 = torch.randn(E, 2 * F, D, generator=generator) * D**-0.5
@@ -115,6 +120,7 @@ def layer(name: str) -> SimpleNamespace:
     return SimpleNamespace(
         **dict(zip(("x", "weights", "w13", "w2"), (t.detach() for t in inputs), strict=True)),
         **{"x_q": x_q, "w13_q": w13_q, "h_q": h_q, "w2_q": w2_q, "payload": payload, "gate_up": gate_up},
+        grads=dict(zip(("x", "weights", "w13", "w2"), (t.grad for t in inputs), strict=True)),
         **{"dy": products[0], "dz": products[1], "routing": routing, "signs": signs, "spy": spy},
     )
 
@@ -124,7 +130,7 @@ LAYERS: dict[str, SimpleNamespace] = {}
 
 def ran(name: str) -> SimpleNamespace:
     if name not in LAYERS:
-        LAYERS[name] = layer(name)
+        LAYERS[name] = layer_of(preset(name).experts)
     return LAYERS[name]
 
 
@@ -164,13 +170,13 @@ def test_every_role_has_its_format_axis_rule_and_scope(name: str):
         assert isinstance(made.payload, Tensor)
     else:
         assert made.payload.fmt.element.name == combine.split()[-1] and made.payload.outer is None
-    assert (made.signs is not None) == combine.startswith("RHT")
+    assert (32 in made.signs) == combine.startswith("RHT")
 
 
 def sources(name: str, made: SimpleNamespace) -> dict[str, tuple[Any, Tensor]]:
     """Backward operand by role: (operand, the float32 values that the recipe says it is made of)."""
     rows = made.routing.tokens
-    if name in ("fourbit_originals", "nvfp4_all", "nvfp4_46"):
+    if name in ("fourbit_originals", "nvfp4_all", "nvfp4_nvidia", "nvfp4_46"):
         h = swiglu(*made.gate_up.chunk(2, -1))
         x, w13, w2 = made.x.float()[rows], made.w13, made.w2
     else:
@@ -199,6 +205,9 @@ def test_backward_operands_are_made_of_what_the_recipe_says(name: str):
             assert torch.equal(q, values.bfloat16())
             continue
         groups = None if role.startswith("w") else made.routing.groups
+        if name == "nvfp4_nvidia" and groups is not None:
+            values, groups = nm.hadamard(values, 16, nm.hadamard_signs(16, (1, 0)), -2, groups)
+            assert q.groups == groups
         kept = role.startswith("w") and words.startswith("E4M3") and "leading" in w and name != "fourbit_originals"
         source = (made.w13_q, made.w2_q)[role == "w2"].values() if kept else values
         scope = next((s for s in ("tensor", "leading") if s in words.split()), None)
@@ -248,6 +257,28 @@ def test_a_token_scale_that_moves_to_the_gradient():
     assert torch.equal(dy_tokens.codes, expected.codes) and h.outer is None
 
 
+def test_nvidias_weights_have_one_scale_for_both_directions():
+    """A 16x16 tile's codes are the same, read along either axis, which is why NVIDIA takes tiles."""
+    made = ran("nvfp4_nvidia")
+    for q, (_, _, again, _) in ((made.w2_q, made.dy), (made.w13_q, made.dz)):
+        assert torch.equal(q.codes, again.codes) and torch.equal(q.dequantize(), again.dequantize())
+
+
+@pytest.mark.parametrize(("rotated", "untouched"), [("dgrad_hadamard", "w2"), ("wgrad_hadamard", "x")])
+def test_a_transform_of_both_operands_leaves_their_product(rotated: str, untouched: str):
+    """H H = 1: gradients differ by the operands' rounding alone, for ragged experts too.
+
+    Rounding each of two operands to E4M3 with a relative error of 2^-5 rms moves a product of many terms by about
+    2^-4.5 of its norm; twice that between two such gradients. Padding or signs that do not belong would make it 1.
+    """
+    plain = replace(preset("mxfp8").experts, grad_wire=ops.Cast(None))
+    first, second = (layer_of(recipe) for recipe in (plain, replace(plain, **{rotated: 32})))
+    for name in ("x", "w13", "w2"):
+        a, b = (made.grads[name].float() for made in (first, second))
+        assert torch.equal(a, b) == (name == untouched)
+        assert float((a - b).norm() / a.norm()) < 2**-3.5
+
+
 @pytest.mark.parametrize(
     ("name", "apart"),
     [("fourbit", [10, 11]), ("fourbit_first_sixth", [0, 1]), ("fourbit_all_layers", []), ("composer2", [10, 11])],
@@ -287,13 +318,13 @@ def test_the_command_names_every_recipe_with_its_first_sentence(capsys: pytest.C
 def test_roles_in_words(name: str):
     """The words of the command and the table of this file say the same."""
     told = recipe_table.roles(preset(name))
-    columns = ("fprop x, dispatch", "fprop w", "dgrad g, wire", "dgrad w", "wgrad x")
+    columns = ("fprop x, dispatch", "fprop w", "dgrad g", "dgrad w", "wgrad x")
     for role, words in zip(columns, TABLE[name][:5], strict=True):
         if words == BF16:
             assert told[role].startswith("BF16")
             continue
         element, shape, scale, rule, *rest = words.removesuffix(" sr").split()
-        assert told[role].startswith(f"{element} {shape} along ") and f", {scale} scales by {rule}" in told[role]
+        assert f"{element} {shape} along " in told[role] and f", {scale} scales by {rule}" in told[role]
         assert ("; stochastic" in told[role]) == words.endswith(" sr")
         scope = {"row": "per token", "leading": "per expert", "tensor": "per tensor"}
         assert not rest or f"outer {scope[rest[0]]}" in told[role]
@@ -302,7 +333,7 @@ def test_roles_in_words(name: str):
 def test_two_recipes_differ_in_what_their_names_say(capsys: pytest.CaptureFixture):
     assert recipe_table.main(["fourbit", "fourbit_sr_gradients"]) == 0
     roles = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
-    assert roles == ["dgrad g, wire", "wgrad g"]
+    assert roles == ["gradient wires", "dgrad g", "wgrad g"]
     assert recipe_table.main(["fourbit", "fourbit"]) == 0
     assert capsys.readouterr().out == "fourbit and fourbit are the same\n"
     with pytest.raises(ValueError, match="name one recipe, two to compare, or none"):

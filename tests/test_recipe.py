@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import numerics as nm
-from numerics.ops import Recast
+from numerics.ops import Cast, Recast
 from reference.presets import PRESETS, preset
 from reference.recipe import Recipe
 
@@ -70,6 +70,12 @@ def test_claims_are_refused_with_the_reason():
         replace(base.experts, saved_weight=Recast(nm.MXFP8, "gradient"))
     with pytest.raises(ValueError, match=r"saved_input.outer='keep'.*varies along wgrad's contraction"):
         replace(base.experts, saved_input=Recast(nm.MXFP8, "keep"))
+    with pytest.raises(ValueError, match=r"dgrad_hadamard=32: gradients travel unrotated; say how by grad_wire"):
+        replace(base.experts, dgrad_hadamard=32)
+    with pytest.raises(ValueError, match=r"wgrad_hadamard=16 with a BF16 operand"):
+        replace(preset("bf16").experts, wgrad_hadamard=16)
+    with pytest.raises(ValueError, match=r"grad_wire.rounding=.*random words serve one rounding"):
+        replace(base.experts, grad_wire=Cast(nm.MXFP8, None, nm.Rounding.STOCHASTIC))
     with pytest.raises(ValueError, match=r"last_share=1.5"):
         Recipe("x", base.experts, base.last, last_share=1.5)
 
@@ -77,4 +83,6 @@ def test_claims_are_refused_with_the_reason():
 def test_row_block_is_what_widths_must_be_a_multiple_of():
     blocks = {name: preset(name).experts.row_block for name in PRESETS}
     assert (blocks.pop("bf16"), blocks.pop("fp8_deepseek")) == (1, 128)
-    assert blocks == dict.fromkeys(blocks, 32) | {"nvfp4_all": 16, "nvfp4_46": 16, "composer2": 16}
+    assert blocks == dict.fromkeys(blocks, 32) | dict.fromkeys(
+        ("nvfp4_all", "nvfp4_nvidia", "nvfp4_46", "composer2"), 16
+    )
