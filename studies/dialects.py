@@ -47,41 +47,50 @@ LOOKS = {"bfloat16": Look("o", plots.BLUE, 0.68), "float32": Look("s", plots.VER
 def find(rows: pd.DataFrame) -> str:
     """The finding, in words, from the measurements."""
     told = [
-        f"{rows.seed.nunique()} seeds, 95 % intervals over seeds. Normal: standard normal values; tokens: heavy tails, "
-        "each token with a scale of its own. Dialects are alike if no byte differs: more data can only add patterns."
+        f"{rows.seed.nunique()} seeds, 95 % intervals over seeds; a / b: on {' / '.join(rows.dtype.unique())} data.",
+        "Normal: standard normal values; tokens: heavy tails, each token with a scale of its own.",
+        "Dialects are alike if no byte differs, so more data can only add patterns.",
     ]
     for fmt, part in rows.groupby("format", sort=False):
-        counts = part.pivot_table(index="dialect", columns="other", values="differing", aggfunc="sum", sort=False)
-        said: dict[str, str] = {}  # what has been told of this format, and where: it is not told again
-        always = _patterns(classes(counts), "all data", said)
-        told.append(f"{fmt}, {len(counts)} dialects, {part.blocks.iloc[0]:,} blocks a seed: {always} on all data.")
-        for (_, kind, dtype), case in summarize(part).items():
-            where = f"{kind}, {dtype}"
-            told.append(f"{where.capitalize()}: {_about(case, REFERENCES[fmt], where, said)}.")
+        told.append(f"{fmt}, {part.dialect.nunique()} dialects, {part.blocks.iloc[0]:,} blocks a seed. {_alike(part)}.")
+        cases = summarize(part)
+        for kind in dict.fromkeys(part.kind):
+            both = {dtype: cases[fmt, kind, dtype] for dtype in dict.fromkeys(part.dtype)}
+            told.append(f"{kind.capitalize()}: {_about(both, REFERENCES[fmt])}.")
     return " ".join(told)
 
 
-def _about(case: Case, reference: str, where: str, said: dict[str, str]) -> str:
-    told = [_patterns(case.classes, where, said)]
-    if case.least and case.most:
-        told.append(f"unlike ones differ in {_share(case.least)} to {_share(case.most)} of blocks")
-    best, worst = (f"{name} {case.sqnr[name].text(3)} dB" for name in (case.best, case.worst))
-    told.append(f"best SQNR {best}, worst {worst}, {case.apart.text(3)} dB apart")
-    told.append(_significance(case.gain, reference, where, said))
+def _alike(rows: pd.DataFrame) -> str:
+    """Which dialects are alike on all data of a dtype."""
+    told = []
+    for _, part in rows.groupby("dtype", sort=False):
+        counts = part.pivot_table(index="dialect", columns="other", values="differing", aggfunc="sum", sort=False)
+        told.append(", ".join(f"({listed(members)})" for members in classes(counts) if len(members) > 1) or "none")
+    return f"Alike on all data: {_either(told)}"
+
+
+def _either(texts: Iterable[str]) -> str:
+    """What the dtypes gave: said once if it is the same."""
+    found = list(texts)
+    return found[0] if len(set(found)) == 1 else " / ".join(found)
+
+
+def _about(cases: dict[str, Case], reference: str) -> str:
+    """What a format made of one kind of data."""
+    found = cases.values()
+    told = [f"byte patterns: {_either(str(len(case.classes)) for case in found)}"]
+    if all(case.least and case.most for case in found):
+        least, most = (_either(_share(getattr(case, end)) for case in found) for end in ("least", "most"))
+        told.append(f"those that are not alike differ in {least} to {most} of blocks")
+    for what in ("best", "worst"):
+        names = _either(getattr(case, what) for case in found)
+        told.append(f"{what} SQNR {_either(case.sqnr[getattr(case, what)].text(3) for case in found)} dB ({names})")
+    told.append(f"{_either(case.apart.text(3) for case in found)} dB apart")
+    same = {dtype: _insignificant(case.gain, reference) for dtype, case in cases.items()}
+    told.append(f"no significant difference to {reference}: {_shared_names(same)}")
+    tiny = {dtype: _tiny(case.gain, reference) for dtype, case in cases.items()}
+    told += [f"a significant one, but below {TINY} dB: {_shared_names(tiny)}"] if any(tiny.values()) else []
     return "; ".join(told)
-
-
-def _once(text: str, where: str, said: dict[str, str]) -> str:
-    """`text`, or where it was said before."""
-    first = said.setdefault(text, where)
-    return text if first == where else f"as on {first}"
-
-
-def _patterns(found: Iterable[tuple[str, ...]], where: str, said: dict[str, str]) -> str:
-    found = list(found)
-    shared = "; ".join(listed(members) for members in found if len(members) > 1)
-    told = f"{len(found)} byte pattern{'s' * (len(found) > 1)}"
-    return f"{told} ({_once(f'alike: {shared}', where, said)})" if shared else told
 
 
 def _share(found: Disagreement) -> str:
@@ -98,13 +107,25 @@ def _two_digits(value: Interval, factor: float = 1.0) -> str:
     return value.text(digits, factor) if digits < 6 else f"{mean:.1e} ± {half:.1e}"
 
 
-def _significance(gains: dict[str, Interval], reference: str, where: str, said: dict[str, str]) -> str:
-    others = {name: gain for name, gain in gains.items() if name != reference}
-    same = [name for name, gain in others.items() if gain.holds(0)]
-    tiny = [name for name, gain in others.items() if name not in same and abs(gain.mean) + gain.half < TINY]
-    lists = {f"no significant difference to {reference}": same, f"a significant one below {TINY} dB": tiny}
-    told = [f"{what}: {_once(listed(names), where, said)}" for what, names in lists.items() if names]
-    return "; ".join(told) or f"all differ significantly from {reference}"
+def _insignificant(gains: dict[str, Interval], reference: str) -> list[str]:
+    return [name for name, gain in gains.items() if name != reference and gain.holds(0)]
+
+
+def _tiny(gains: dict[str, Interval], reference: str) -> list[str]:
+    """Differences that are significant, but too small to matter."""
+    others = {name: gain for name, gain in gains.items() if name != reference and not gain.holds(0)}
+    return [name for name, gain in others.items() if abs(gain.mean) + gain.half < TINY]
+
+
+def _shared_names(names: dict[str, list[str]]) -> str:
+    """Names that all dtypes have, then those that each has alone."""
+    everything = dict.fromkeys(name for each in names.values() for name in each)
+    shared = [name for name in everything if all(name in each for each in names.values())]
+    told = [listed(shared)] if shared else []
+    for dtype, each in names.items():
+        alone = [name for name in each if name not in shared]
+        told += [f"on {dtype} alone {listed(alone)}"] if alone else []
+    return ", ".join(told) or "none"
 
 
 def draw(rows: pd.DataFrame) -> Figure:
@@ -171,7 +192,9 @@ def _draw_matrix(axes: Axes, shares: list[pd.DataFrame], norm: LogNorm) -> None:
     """Shares of the first dtype below the diagonal and of the second above, no colour where they are zero."""
     below, above = (each.to_numpy() for each in shares)
     names, count = shares[0].index, len(below)
-    axes.pcolormesh(np.ma.masked_equal(np.tril(below) + np.triu(above), 0), norm=norm, cmap=COLORS)
+    both = np.ma.masked_equal(np.tril(below) + np.triu(above), 0)
+    # edges of the cells' own colour: without them a screen shows seams
+    axes.pcolormesh(both, norm=norm, cmap=COLORS, edgecolors="face", linewidth=0.2)
     axes.plot([0, count], [0, count], color=plots.GREY, lw=0.5)
     axes.grid(False)
     axes.spines[:].set_visible(True)

@@ -262,19 +262,16 @@ def test_cases_are_statistics_of_the_rows(result: Result, found: cases.Cases) ->
     """Means and Student's half-widths, t(.975, n - 1) s / sqrt n, from the rows anew."""
     t = stats.t.ppf(0.975, len(result.seeds) - 1) / math.sqrt(len(result.seeds))
     for key, part in parts(result.rows):
-        case, reference = cases.summarize(result.rows)[key], cases.REFERENCES[key[0]]
-        for name in cases.names(key[0]):
-            mine = part[part.dialect == name]
-            for found, column, other in ((case.sqnr, "sqnr", name), (case.gain, "gain", reference)):
-                values = mine[mine.other == other][column].to_numpy()
-                assert found[name].mean == pytest.approx(values.mean(), abs=1e-12)
-                assert found[name].half == pytest.approx(t * values.std(ddof=1), abs=1e-12)
-            for other in cases.names(key[0]):
-                both = mine[mine.other == other]
-                assert case.shares.loc[name, other] == pytest.approx(
-                    both.differing.sum() / both.blocks.sum(), rel=1e-12
-                )
-        means = part[part.dialect == part.other].groupby("dialect").sqnr.mean()
+        case, reference = found[key], cases.REFERENCES[key[0]]
+        own, gains = part[part.dialect == part.other], part[part.other == reference]
+        for told, values in ((case.sqnr, own.groupby("dialect").sqnr), (case.gain, gains.groupby("dialect").gain)):
+            means, halves = values.mean(), t * values.std()
+            assert {name: each.mean for name, each in told.items()} == pytest.approx(means.to_dict(), abs=1e-12)
+            assert {name: each.half for name, each in told.items()} == pytest.approx(halves.to_dict(), abs=1e-12)
+        counts = part.groupby(["dialect", "other"])[["differing", "blocks"]].sum()
+        for pair, share in (counts.differing / counts.blocks).items():
+            assert case.shares.loc[pair] == pytest.approx(share, rel=1e-12)
+        means = own.groupby("dialect").sqnr.mean()
         assert means[case.best] == means.max() and means[case.worst] == means.min()
         apart = part[(part.dialect == case.best) & (part.other == case.worst)].gain
         assert case.apart.mean == pytest.approx(apart.mean()) and case.apart.half == pytest.approx(t * apart.std())
@@ -312,86 +309,112 @@ def test_in_the_order_classes_are_neighbours_and_the_best_come_first(found: case
 # ---- the finding and the figure --------------------------------------------------------------------------------------
 
 
-def sections(finding: str) -> dict[tuple[str, str, str], str]:
-    """The sentence of each (format, kind, dtype)."""
+def sections(finding: str) -> dict[tuple[str, str], str]:
+    """The sentence of each format and kind of data."""
     found = {}
     for fmt, following in (("NVFP4", "MXFP4, "), ("MXFP4", "MXFP8, "), ("MXFP8", "the end")):
         text = finding.split(f"{fmt}, ")[1].split(following)[0]
-        for kind, dtype in itertools.product(cases.KINDS, cases.DTYPES):
-            rest = text.split(f"{kind.capitalize()}, {dtype}: ")[1]
-            found[fmt, kind, dtype] = rest.split(" Normal, ")[0].split(" Tokens, ")[0]
+        normal, found[fmt, "tokens"] = text.strip().split(" Tokens: ")
+        found[fmt, "normal"] = normal.split(" Normal: ")[1]
     return found
 
 
+def both(texts: list[str]) -> str:
+    """As the finding tells of bfloat16 and float32."""
+    return texts[0] if texts[0] == texts[1] else " / ".join(texts)
+
+
 def test_the_finding_states_what_was_measured(result: Result, found: cases.Cases) -> None:
-    assert result.finding.startswith("5 seeds, 95 % intervals over seeds.")
-    assert "NVFP4, 30 dialects, 4,096 blocks a seed: " in result.finding
-    told, rows = sections(result.finding), result.rows
-    for key, case in found.items():
-        text = told[key]
-        assert text.startswith(f"{len(case.classes)} byte pattern")
-        for end in (case.least, case.most):
-            pairs = f"{end.pairs} pairs" if end.pairs > 1 else f"{end.dialect} and {end.other}"
-            assert any(f" {share} % ({pairs})" in text for share in share_texts(end))
-        part = rows[(rows.format == key[0]) & (rows.kind == key[1]) & (rows.dtype == key[2])]
-        means = part[part.dialect == part.other].groupby("dialect", sort=False).sqnr.mean()  # of equals the first
-        assert f"best SQNR {means.idxmax()} {means.max():.3f} ± " in text
-        assert f"worst {means.idxmin()} {means.min():.3f} ± " in text
-        assert f", {means.max() - means.min():.3f} ± {case.apart.half:.3f} dB apart" in text
+    assert result.finding.startswith("5 seeds, 95 % intervals over seeds; a / b: on bfloat16 / float32 data. ")
+    assert "NVFP4, 30 dialects, 4,096 blocks a seed. " in result.finding
+    rows = result.rows
+    for (fmt, kind), text in sections(result.finding).items():
+        two = [found[fmt, kind, dtype] for dtype in cases.DTYPES]
+        assert text.startswith(f"byte patterns: {both([str(len(case.classes)) for case in two])}; ")
+        least, most = (both([share_text(getattr(case, end)) for case in two]) for end in ("least", "most"))
+        assert f"; those that are not alike differ in {least} to {most} of blocks; " in text
+        quality, apart = {"best": ([], []), "worst": ([], [])}, []
+        for dtype, case in zip(cases.DTYPES, two, strict=True):
+            part = rows[(rows.format == fmt) & (rows.kind == kind) & (rows.dtype == dtype)]
+            means = part[part.dialect == part.other].groupby("dialect", sort=False).sqnr.mean()  # of equals the first
+            for end, name in (("best", means.idxmax()), ("worst", means.idxmin())):
+                quality[end][0].append(f"{means[name]:.3f} ± {case.sqnr[name].half:.3f}")
+                quality[end][1].append(name)
+            apart.append(f"{means.max() - means.min():.3f} ± {case.apart.half:.3f}")
+        for end, (numbers, names) in quality.items():
+            assert f"; {end} SQNR {both(numbers)} dB ({both(names)}); " in text
+        assert f"; {both(apart)} dB apart; " in text
 
 
-def share_texts(found: cases.Disagreement) -> list[str]:
-    """The ways to write a share in percent with a half-width of two digits, from its numbers."""
+def share_text(found: cases.Disagreement) -> str:
+    """A share in percent, with the first number of decimals that gives its half-width two digits; and between whom."""
     mean, half = 100 * found.share.mean, 100 * found.share.half
-    if half == 0:
-        return [f"{mean:.3g}"]
-    return [f"{mean:.{digits}f} ± {half:.{digits}f}" for digits in range(1, 6) if 10 <= round(half * 10**digits) <= 100]
+    digits = next((d for d in range(8) if half * 10**d >= 10), None)
+    number = f"{mean:.3g}" if digits is None else f"{mean:.{digits}f} ± {half:.{digits}f}"
+    return f"{number} % ({f'{found.pairs} pairs' if found.pairs > 1 else f'{found.dialect} and {found.other}'})"
 
 
-def test_the_finding_names_classes_and_what_is_not_significant(result: Result, found: cases.Cases) -> None:
-    """In full where they are told first; later ones of the same names refer to that."""
-    told = sections(result.finding)
-    case, text = found["NVFP4", "normal", "float32"], told["NVFP4", "normal", "float32"]
-    shared = [members for members in case.classes if len(members) > 1]
-    assert "alike: " + "; ".join(", ".join(m[:-1]) + " and " + m[-1] for m in shared) + ")" in text
-    case, text = found["NVFP4", "normal", "bfloat16"], told["NVFP4", "normal", "bfloat16"]
-    same = [n for n, gain in case.gain.items() if n != "exact" and abs(gain.mean) <= gain.half]
-    assert len(same) > 1 and "fourbit_46" not in same
-    assert f"no significant difference to exact: {', '.join(same[:-1])} and {same[-1]}" in text
-    together = cases.classes(
-        result.rows[result.rows.format == "MXFP4"].groupby(["dialect", "other"], sort=False).differing.sum().unstack()
-    )
-    assert f"MXFP4, 7 dialects, 2,048 blocks a seed: {len(together)} byte patterns (alike: " in result.finding
+def test_the_finding_names_what_is_not_significant(result: Result, found: cases.Cases) -> None:
+    for (fmt, kind), text in sections(result.finding).items():
+        reference = cases.REFERENCES[fmt]
+        low, high = (
+            {name for name, gain in found[fmt, kind, dtype].gain.items() if abs(gain.mean) <= gain.half} - {reference}
+            for dtype in cases.DTYPES
+        )
+        assert low | high  # torchao_floor has the values of ocp_floor
+        told = text.split(f"no significant difference to {reference}: ")[1].split("; a significant one")[0].rstrip(".")
+        places = {"both": low & high, "bfloat16": low - high, "float32": high - low}
+        named = {place: set() for place in places}
+        for dtype in ("float32", "bfloat16"):
+            told, _, alone = told.partition(f"on {dtype} alone ")
+            named[dtype] = set(alone.replace(" and ", ", ").split(", ")) - {""}
+        named["both"] = set(told.replace(" and ", ", ").strip(", ").split(", ")) - {""}
+        assert named == places
+
+
+def test_the_finding_says_which_are_alike_on_all_data(result: Result) -> None:
+    for fmt, rows in result.rows.groupby("format"):
+        texts = []
+        for dtype in cases.DTYPES:
+            differ = rows[rows.dtype == dtype].groupby(["dialect", "other"]).differing.sum()
+            left, shared = cases.names(fmt), []
+            while left:
+                alike = [name for name in left if differ[left[0], name] == 0]
+                left = [name for name in left if name not in alike]
+                shared += [f"({', '.join(alike[:-1])} and {alike[-1]})"] * (len(alike) > 1)
+            texts.append(", ".join(shared))
+        told = f"{fmt}, {rows.dialect.nunique()} dialects, {rows.blocks.iloc[0]:,} blocks a seed. Alike on all data: "
+        assert f"{told}{both(texts)}. Normal: " in result.finding
 
 
 def test_other_data_give_another_finding(result: Result) -> None:
     """Without a differing block and with equal errors, and with another worst one far below, the words say so."""
     rows = result.rows.assign(differing=0, sqnr=20.0, gain=0.0)
     found = study.find(rows)
-    assert found.count("1 byte pattern (alike: te, te_kernel, ") == 1 and found.count("1 byte pattern (as on ") == 12
-    assert "unlike" not in found and "0.000 ± 0.000 dB apart" in found and "significant one" not in found
+    assert found.count("byte patterns: 1; best SQNR 20.000 ± 0.000 dB (te); ") == 2 and "not alike differ" not in found
+    assert found.count("; 0.000 ± 0.000 dB apart; ") == 6 and "a significant one" not in found
     assert study.draw(rows).axes
     rows = result.rows.copy()
-    bad = rows.dialect == "te"
-    rows.loc[bad, ["sqnr", "gain"]] -= 7
-    rows.loc[rows.other == "te", "gain"] += 7
-    rows.loc[(bad | (rows.other == "te")) & (rows.dialect != rows.other), "differing"] = 1
-    found = sections(study.find(rows))["NVFP4", "normal", "float32"]
-    assert "worst te 1" in found and "significant difference to exact: te_kernel, " in found
-    assert "alike: te_kernel, " in found and f"{1 / 4096:.2%}"[:-1].rstrip("0") in found
-    assert study.find(rows) != study.find(result.rows)
+    bad = (rows.dialect == "te") & (rows.dtype == "float32"), (rows.other == "te") & (rows.dtype == "float32")
+    rows.loc[bad[0], ["sqnr", "gain"]] -= 7
+    rows.loc[bad[1], "gain"] += 7
+    rows.loc[(bad[0] | bad[1]) & (rows.dialect != rows.other), "differing"] = 1
+    found, before = (sections(text)["NVFP4", "normal"] for text in (study.find(rows), result.finding))
+    assert "dB (fouroversix_static_4); " in before and "dB (fouroversix_static_4 / te); " in found
+    count = int(before.split("; ")[0].split(" / ")[1])
+    # one block of 4,096, in all seeds
+    assert f" / {count + 1}; " in found and " / 0.0244 % (29 pairs) to " in found
+    assert "on bfloat16 alone te" in found
 
 
 def test_differences_are_significant_or_not_by_their_interval() -> None:
-    def about(**gains: float) -> str:
-        made = {name: study.Interval(mean, 0.01) for name, mean in gains.items()}
-        return study._significance(made | {"small": study.Interval(-1e-4, 1e-5)}, "exact", "here", {})
-
-    told = "no significant difference to exact: a and b; a significant one below 0.001 dB: small"
-    assert about(exact=0.0, a=0.01, b=-0.009, c=0.011) == told
-    assert about(exact=0.0, c=0.5) == "a significant one below 0.001 dB: small"
-    large = {"exact": study.Interval(0, 0), "c": study.Interval(1, 0.1)}
-    assert study._significance(large, "exact", "here", {}) == "all differ significantly from exact"
+    gains = {"exact": 0.0, "a": 0.01, "b": -0.009, "c": 0.011, "d": 0.5}
+    made = {name: study.Interval(mean, 0.01) for name, mean in gains.items()}
+    made |= {"small": study.Interval(-1e-4, 1e-5), "large": study.Interval(-1e-3, 1e-5)}
+    assert study._insignificant(made, "exact") == ["a", "b"] and study._tiny(made, "exact") == ["small"]
+    told = study._shared_names({"bfloat16": ["a", "b", "c"], "float32": ["d", "b"]})
+    assert told == "b, on bfloat16 alone a and c, on float32 alone d"
+    assert study._shared_names({"bfloat16": [], "float32": []}) == "none"
 
 
 @pytest.mark.parametrize(
