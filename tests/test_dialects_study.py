@@ -439,8 +439,8 @@ def test_the_figure_shows_the_matrices(result: Result, found: cases.Cases) -> No
         fmt, kind = title.split(", ")
         order = cases.order(found, fmt, kind)
         assert [label.get_text().split()[0] for label in axes.get_yticklabels()] == order
-        [mesh] = axes.collections
-        shown = mesh.get_array()
+        [image] = axes.images
+        shown = image.get_array()
         for (i, a), (j, b) in itertools.product(enumerate(order), enumerate(order)):
             share = found[fmt, kind, "bfloat16" if i > j else "float32"].shares.loc[a, b]
             assert bool(np.ma.getmaskarray(shown)[i, j]) == (share == 0) and (share == 0 or shown[i, j] == share)
