@@ -32,10 +32,10 @@ import tyro
 from reference.checkpoint import write_atomic, write_json
 from reference.monitor import environment
 
-from . import plots, report, requantization
+from . import dialects, plots, report, requantization
 from .result import Result, Study
 
-STUDIES: dict[str, Study] = {study.name: study for study in (requantization.STUDY,)}
+STUDIES: dict[str, Study] = {study.name: study for study in (requantization.STUDY, dialects.STUDY)}
 OUT = Path("results/studies")
 _LIBRARIES = ("scipy", "pandas", "matplotlib")
 

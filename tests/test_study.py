@@ -133,7 +133,9 @@ def test_an_unknown_study_is_told_with_the_known_ones() -> None:
 
 def test_studies_are_listed_with_their_questions(capsys: pytest.CaptureFixture[str]) -> None:
     assert study.main(["list"]) == 0
-    assert capsys.readouterr().out == f"requantization: {requantization.STUDY.question}\n"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"{each.name}: {each.question}" for each in study.STUDIES.values()]
+    assert lines[0] == f"requantization: {requantization.STUDY.question}"
     assert all(name == each.name and each.question.endswith("?") for name, each in study.STUDIES.items())
 
 
