@@ -24,7 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from . import plots
-from .dialects_cases import DTYPES, REFERENCES, Case, Cases, Disagreement, classes, measure, order, summarize
+from .dialects_cases import BLOCKS, DTYPES, REFERENCES, Case, Cases, Disagreement, classes, measure, order, summarize
 from .interval import Interval, listed
 from .result import Result, Study
 
@@ -45,7 +45,31 @@ LOOKS = {"bfloat16": Look("o", plots.BLUE, 0.68), "float32": Look("s", plots.VER
 
 
 def find(rows: pd.DataFrame) -> str:
-    """The finding, in words, from the measurements."""
+    """The finding, in words, from the measurements: how many patterns, how far apart, at what cost."""
+    cases, dtypes = summarize(rows), list(dict.fromkeys(rows.dtype))
+    told = []
+    for fmt, part in rows.groupby("format", sort=False):
+        count, kinds, reference = part.dialect.nunique(), list(dict.fromkeys(part.kind)), REFERENCES[fmt]
+        costs, patterns = [], []
+        for kind in kinds:
+            of = [cases[fmt, kind, dtype] for dtype in dtypes]
+            patterns.append(f"{_either(str(len(case.classes)) for case in of)} on {kind} data")
+            apart = _either(_two_digits(case.apart) for case in of)
+            costs.append(f"{apart} dB on {kind} ({_either(f'{case.best} to {case.worst}' for case in of)})")
+        same = [_insignificant(cases[fmt, kind, dtype].gain, reference) for kind in kinds for dtype in dtypes]
+        always = sum(all(name in names for names in same) for name in dict.fromkeys(part.dialect))
+        told.append(
+            f"{count} dialects of {fmt} make {listed(patterns)} different byte patterns ({' / '.join(dtypes)}); best to "
+            f"worst cost {listed(costs)}; {always} of the other {count - 1} have no significant difference "
+            f"to {reference} on any of this data."
+        )
+    values = int(rows.blocks.iloc[0]) * BLOCKS[rows.format.iloc[0]]
+    n = f"{rows.seed.nunique()} seeds of {values:,} values, 95 % intervals over seeds."
+    return " ".join([*told, "More data can only add patterns.", n])
+
+
+def details(rows: pd.DataFrame) -> str:
+    """The same at length: who is alike, who is not, and which differences are not significant."""
     told = [
         f"{rows.seed.nunique()} seeds, 95 % intervals over seeds; a / b: on {' / '.join(rows.dtype.unique())} data.",
         "Normal: standard normal values; tokens: heavy tails, each token with a scale of its own.",
@@ -224,7 +248,8 @@ def run(fast: bool) -> Result:
         "that are alike. Beside it, in the same order: SQNR, and gain, the paired difference to exact (NVFP4, in "
         f"decades outside ± {TINY} dB) or to ocp_floor (MX), with 95 % intervals over seeds."
     )
-    return Result(rows, draw(rows), caption, find(rows), seeds, _summary(summarize(rows)))
+    summary = {"details": details(rows)} | _summary(summarize(rows))
+    return Result(rows, draw(rows), caption, find(rows), seeds, summary)
 
 
 def _summary(cases: Cases) -> dict[str, Any]:

@@ -235,7 +235,7 @@ def test_the_fast_run_is_complete(result: Result) -> None:
     pairs = sum(len(cases.names(fmt)) ** 2 for fmt in cases.REFERENCES)
     assert len(result.rows) == pairs * len(cases.KINDS) * len(cases.DTYPES) * len(result.seeds)
     assert len(result.seeds) >= 5 and set(result.rows.dialect) == set(DIALECTS)
-    assert len(result.summary) == 12 and not result.rows.isna().any().any()
+    assert len(result.summary) == 13 and not result.rows.isna().any().any()
 
 
 def test_matrices_are_symmetric_with_a_zero_diagonal(result: Result, found: cases.Cases) -> None:
@@ -324,11 +324,13 @@ def both(texts: list[str]) -> str:
     return texts[0] if texts[0] == texts[1] else " / ".join(texts)
 
 
-def test_the_finding_states_what_was_measured(result: Result, found: cases.Cases) -> None:
-    assert result.finding.startswith("5 seeds, 95 % intervals over seeds; a / b: on bfloat16 / float32 data. ")
-    assert "NVFP4, 30 dialects, 4,096 blocks a seed. " in result.finding
+def test_the_details_state_what_was_measured(result: Result, found: cases.Cases) -> None:
+    assert result.summary["details"].startswith(
+        "5 seeds, 95 % intervals over seeds; a / b: on bfloat16 / float32 data. "
+    )
+    assert "NVFP4, 30 dialects, 4,096 blocks a seed. " in result.summary["details"]
     rows = result.rows
-    for (fmt, kind), text in sections(result.finding).items():
+    for (fmt, kind), text in sections(result.summary["details"]).items():
         two = [found[fmt, kind, dtype] for dtype in cases.DTYPES]
         assert text.startswith(f"byte patterns: {both([str(len(case.classes)) for case in two])}; ")
         least, most = (both([share_text(getattr(case, end)) for case in two]) for end in ("least", "most"))
@@ -354,8 +356,8 @@ def share_text(found: cases.Disagreement) -> str:
     return f"{number} % ({f'{found.pairs} pairs' if found.pairs > 1 else f'{found.dialect} and {found.other}'})"
 
 
-def test_the_finding_names_what_is_not_significant(result: Result, found: cases.Cases) -> None:
-    for (fmt, kind), text in sections(result.finding).items():
+def test_the_details_name_what_is_not_significant(result: Result, found: cases.Cases) -> None:
+    for (fmt, kind), text in sections(result.summary["details"]).items():
         reference = cases.REFERENCES[fmt]
         low, high = (
             {name for name, gain in found[fmt, kind, dtype].gain.items() if abs(gain.mean) <= gain.half} - {reference}
@@ -372,7 +374,7 @@ def test_the_finding_names_what_is_not_significant(result: Result, found: cases.
         assert named == places
 
 
-def test_the_finding_says_which_are_alike_on_all_data(result: Result) -> None:
+def test_the_details_say_which_are_alike_on_all_data(result: Result) -> None:
     for fmt, rows in result.rows.groupby("format"):
         texts = []
         for dtype in cases.DTYPES:
@@ -384,13 +386,13 @@ def test_the_finding_says_which_are_alike_on_all_data(result: Result) -> None:
                 shared += [f"({', '.join(alike[:-1])} and {alike[-1]})"] * (len(alike) > 1)
             texts.append(", ".join(shared))
         told = f"{fmt}, {rows.dialect.nunique()} dialects, {rows.blocks.iloc[0]:,} blocks a seed. Alike on all data: "
-        assert f"{told}{both(texts)}. Normal: " in result.finding
+        assert f"{told}{both(texts)}. Normal: " in result.summary["details"]
 
 
-def test_other_data_give_another_finding(result: Result) -> None:
+def test_other_data_give_other_details(result: Result) -> None:
     """Without a differing block and with equal errors, and with another worst one far below, the words say so."""
     rows = result.rows.assign(differing=0, sqnr=20.0, gain=0.0)
-    found = study.find(rows)
+    found = study.details(rows)
     assert found.count("byte patterns: 1; best SQNR 20.000 ± 0.000 dB (te); ") == 2 and "not alike differ" not in found
     assert found.count("; 0.000 ± 0.000 dB apart; ") == 6 and "a significant one" not in found
     assert study.draw(rows).axes
@@ -399,12 +401,51 @@ def test_other_data_give_another_finding(result: Result) -> None:
     rows.loc[bad[0], ["sqnr", "gain"]] -= 7
     rows.loc[bad[1], "gain"] += 7
     rows.loc[(bad[0] | bad[1]) & (rows.dialect != rows.other), "differing"] = 1
-    found, before = (sections(text)["NVFP4", "normal"] for text in (study.find(rows), result.finding))
+    found, before = (sections(text)["NVFP4", "normal"] for text in (study.details(rows), result.summary["details"]))
     assert "dB (fouroversix_static_4); " in before and "dB (fouroversix_static_4 / te); " in found
     count = int(before.split("; ")[0].split(" / ")[1])
     # one block of 4,096, in all seeds
     assert f" / {count + 1}; " in found and " / 0.0244 % (29 pairs) to " in found
     assert "on bfloat16 alone te" in found
+
+
+def test_the_finding_states_what_was_measured(result: Result, found: cases.Cases) -> None:
+    """Patterns counted from the rows; cost and names from the cases, which the tests above derive again."""
+    assert len(result.finding.split()) < 250
+    for fmt, rows in result.rows.groupby("format"):
+        count, patterns, costs = rows.dialect.nunique(), [], []
+        for kind in ("normal", "tokens"):
+            two, numbers = [found[fmt, kind, dtype] for dtype in cases.DTYPES], []
+            for dtype in cases.DTYPES:
+                part = rows[(rows.kind == kind) & (rows.dtype == dtype)]
+                differ = part.groupby(["dialect", "other"]).differing.sum().unstack().to_numpy()
+                numbers.append(str(len({tuple(line == 0) for line in differ})))
+            patterns.append(f"{both(numbers)} on {kind} data")
+            names = both([f"{case.best} to {case.worst}" for case in two])
+            texts = [share_text(cases.Disagreement("", "", scaled(case.apart), 2)).split(" %")[0] for case in two]
+            costs.append(f"{both(texts)} dB on {kind} ({names})")
+        told = f"{count} dialects of {fmt} make {' and '.join(patterns)} different byte patterns (bfloat16 / float32); "
+        assert f"{told}best to worst cost {' and '.join(costs)}; " in result.finding
+        reference = cases.REFERENCES[fmt]
+        same = [
+            {name for name, gain in case.gain.items() if abs(gain.mean) <= gain.half and name != reference}
+            for (of, *_), case in found.items()
+            if of == fmt
+        ]
+        always = len(set.intersection(*same))
+        assert f"; {always} of the other {count - 1} have no significant difference to {reference} on" in result.finding
+    assert result.finding.endswith("5 seeds of 65,536 values, 95 % intervals over seeds.")
+
+
+def scaled(value: study.Interval) -> study.Interval:
+    """What `share_text`, which tells percent, shows as the value itself."""
+    return study.Interval(value.mean / 100, value.half / 100)
+
+
+def test_other_data_give_another_finding(result: Result) -> None:
+    found = study.find(result.rows.assign(differing=0, sqnr=20.0, gain=0.0))
+    assert "30 dialects of NVFP4 make 1 on normal data and 1 on tokens data different byte patterns" in found
+    assert "29 of the other 29 have no significant difference to exact" in found and found != result.finding
 
 
 def test_differences_are_significant_or_not_by_their_interval() -> None:
