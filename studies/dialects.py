@@ -59,8 +59,8 @@ def find(rows: pd.DataFrame) -> str:
         same = [_insignificant(cases[fmt, kind, dtype].gain, reference) for kind in kinds for dtype in dtypes]
         always = sum(all(name in names for names in same) for name in dict.fromkeys(part.dialect))
         told.append(
-            f"{count} dialects of {fmt} make {listed(patterns)} different byte patterns ({' / '.join(dtypes)}); best to "
-            f"worst cost {listed(costs)}; {always} of the other {count - 1} have no significant difference "
+            f"{count} dialects of {fmt} make {listed(patterns)} different byte patterns ({' / '.join(dtypes)}); "
+            f"best to worst cost {listed(costs)}; {always} of the other {count - 1} have no significant difference "
             f"to {reference} on any of this data."
         )
     values = int(rows.blocks.iloc[0]) * BLOCKS[rows.format.iloc[0]]
