@@ -41,6 +41,8 @@ class TrainConfig:
     """AdamW's decay of the second moment."""
     clip: float = 1.0
     """Largest global norm of the gradient."""
+    recompute_glu: bool = False
+    """Compute gate and up again in the backward instead of keeping them in BF16: the same bits, less memory."""
     eval_every: int = 50
     """Steps between held-out evaluations; the last step is always evaluated."""
     eval_sequences: int = 64

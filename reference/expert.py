@@ -3,9 +3,10 @@
     x_q = cast(x)  ->  rows to experts  ->  gate, up = x_q w13_q^T  ->  h_q = cast(swiglu)  ->  y = h_q w2_q^T
     ->  wire(H y)  ->  out = H^-1 sum_k weight_k y_k
 
-Saved for the backward: the codes, scales and outers of x_q, h_q, w13_q, w2_q and of the payload, and gate, up in
-BF16. Each quantizer is passed through straight: the gradient is that of the unquantized function, evaluated at the
-quantized values. Shapes as in `numerics.ops`: T tokens, K experts per token, R = T K rows, E experts, D, F widths.
+Saved for the backward: the codes (4-bit ones packed), scales and outers of x_q, h_q, w13_q, w2_q and of the payload,
+and gate, up in BF16 unless they are computed again. Each quantizer is passed through straight: the gradient is that of
+the unquantized function, evaluated at the quantized values. Shapes as in `numerics.ops`: T tokens, K experts per
+token, R = T K rows, E experts, D, F widths.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from numerics import BlockTensor, Random
 from numerics.swiglu import swiglu
 
 from .recipe import ExpertRecipe
+from .saved import restore, save
 
 
 class Role(IntEnum):
@@ -82,7 +84,8 @@ class Routing:
 @dataclass(frozen=True, eq=False)
 class Setting:
     """What an expert layer computes with: the operations, its recipe, the signs of Hadamard transforms by size, its
-    place and its random words. `shared` says that the shared expert follows the recipe too."""
+    place and its random words. `shared` says that the shared expert follows the recipe too, `recompute_glu` that the
+    backward computes gate and up again instead of keeping them."""
 
     ops: ModuleType
     recipe: ExpertRecipe
@@ -92,6 +95,7 @@ class Setting:
     accumulator: str = "fp32"
     shared: bool = False
     slot: int = 0
+    recompute_glu: bool = False
 
     @property
     def place(self) -> int:
@@ -136,8 +140,9 @@ class ExpertMLP(torch.autograd.Function):
         payload = ops.down_to_wire(h_q, w2_q, routing.groups, wire, setting.accumulator)
         out, _ = ops.aggregate(payload, routing.slots, weights, wire)
         ctx.routing, ctx.setting = routing, setting
-        originals = [x, w13, w2] if recipe.originals else []
-        ctx.operands = _save(ctx, [x_q, h_q, w13_q, w2_q, payload], [gate_up, weights, *originals])
+        extra = [] if setting.recompute_glu else [gate_up]
+        extra += [x, w13, w2] if recipe.originals else []
+        ctx.operands = save(ctx, [x_q, h_q, w13_q, w2_q, payload], [weights, *extra])
         return out
 
     @staticmethod
@@ -145,10 +150,14 @@ class ExpertMLP(torch.autograd.Function):
         (g,) = grads
         setting, routing = ctx.setting, ctx.routing
         ops, recipe, groups = setting.ops, setting.recipe, routing.groups
-        (x_q, h_q, w13_q, w2_q, payload), (gate_up, weights, *originals) = _restore(ctx)
+        (x_q, h_q, w13_q, w2_q, payload), (weights, *extra) = restore(ctx)
+        if setting.recompute_glu:  # the same operation on the same operands: the same bits
+            _, gate_up = ops.gate_up_glu(x_q, w13_q, groups, recipe.hidden, setting.accumulator)
+        else:
+            gate_up = extra.pop(0)
         saved = {Role.X: x_q, Role.H: h_q, Role.W13: w13_q, Role.W2: w2_q}
         if recipe.originals:
-            x, w13, w2 = originals
+            x, w13, w2 = extra
             h = swiglu(*gate_up.chunk(2, -1))
             saved = {Role.X: x.index_select(0, routing.tokens), Role.H: h, Role.W13: w13, Role.W2: w2}
         again = _Again(setting, groups, saved)
@@ -215,33 +224,3 @@ def _rows(q: Any, index: Tensor) -> Any:
 def _decoded(payload: Any) -> Tensor:
     """The received rows, still rotated, as `aggregate` decoded them in the forward."""
     return payload.dequantize() if isinstance(payload, BlockTensor) else payload.to(torch.float32)
-
-
-def _save(ctx: Any, operands: list[Any], tensors: list[Tensor]) -> list[BlockTensor | int]:
-    """Put every tensor in autograd's hands and keep the operands' descriptions, without their tensors."""
-    flat: list[Tensor] = []
-    described: list[Any] = []
-    for q in operands:
-        if isinstance(q, BlockTensor):
-            parts = [q.codes, q.scales] if q.outer is None else [q.codes, q.scales, q.outer]
-            empty = q.codes.new_empty(0)
-            described.append((len(parts), q.derived(codes=empty, scales=empty, outer=None)))
-        else:
-            parts = [q]
-            described.append((1, None))
-        flat += parts
-    ctx.save_for_backward(*flat, *tensors)
-    return described
-
-
-def _restore(ctx: Any) -> tuple[list[Any], list[Tensor]]:
-    saved = list(ctx.saved_tensors)
-    operands = []
-    for count, description in ctx.operands:
-        parts, saved = saved[:count], saved[count:]
-        if description is None:
-            operands.append(parts[0])
-        else:
-            outer = parts[2] if count == 3 else None
-            operands.append(description.derived(codes=parts[0], scales=parts[1], outer=outer))
-    return operands, saved

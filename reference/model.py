@@ -10,7 +10,7 @@ positions, D width, V vocabulary, L layers.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import torch
@@ -113,15 +113,22 @@ class Transformer(nn.Module):
     """The model. Initial weights depend on `seed` and the sizes only, never on the recipe.
 
     Args: config, recipe; ops: the module that provides the seam (`numerics.ops`); seed; accumulator of the experts'
-        products ("fp32" or "exact").
+        products ("fp32" or "exact"); recompute_glu: see `expert.Setting`.
     """
 
     def __init__(
-        self, config: ModelConfig, recipe: Recipe, ops: ModuleType, seed: int, accumulator: str = "fp32"
+        self,
+        config: ModelConfig,
+        recipe: Recipe,
+        ops: ModuleType,
+        seed: int,
+        accumulator: str = "fp32",
+        recompute_glu: bool = False,
     ) -> None:
         super().__init__()
         config.check(recipe)
         self.config, self.recipe, self.ops, self.accumulator = config, recipe, ops, accumulator
+        self.recompute_glu = recompute_glu
         self.embed = nn.Parameter(torch.empty(config.vocab, config.dim))
         self.layers = nn.ModuleList(_Layer(config) for _ in range(config.depth))
         self.norm, self.head = RMSNorm(config.dim), Linear(config.dim, config.vocab)
@@ -158,6 +165,7 @@ class Transformer(nn.Module):
             recipe = self.recipe.layer(index, self.config.depth)
             signs = {size: self.signs[size].to(x_BSD.device) for size in recipe.hadamard_sizes}
             setting = Setting(self.ops, recipe, signs, index, draw, self.accumulator, self.recipe.shared)
+            setting = replace(setting, recompute_glu=self.recompute_glu)
             x_BSD, extra = layer(x_BSD, setting)
             balance = balance + extra
         return self.head(self.norm(x_BSD)), balance * (self.config.balance / self.config.depth)

@@ -25,7 +25,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,10 +39,12 @@ from . import checkpoint
 from .config import TrainConfig, check
 from .data import Corpus, batch, heldout_batch, load_corpus, require_sequences
 from .expert import Draw
-from .model import Transformer
+from .model import Losses, Transformer
 from .monitor import Log, TrainingStopped, open_run, read_log, record_environment, require_finite
+from .optimizer import adamw, learning_rate
 from .presets import preset
 from .recipe import Recipe
+from .saved import counting
 
 __all__ = ["Result", "TrainConfig", "TrainingStopped", "check", "learning_rate", "main", "train"]
 
@@ -62,6 +64,7 @@ class Result:
         median_step_seconds: of a step without evaluation and checkpoint.
         folder: the run folder.
         resumed_from: the step that this call continued from: 0 for a new run, `steps` if it was finished already.
+        saved_bytes: that autograd kept of a grain for its backward, parameters left out; None if no step was taken.
     """
 
     steps: int
@@ -72,6 +75,7 @@ class Result:
     median_step_seconds: float
     folder: Path
     resumed_from: int
+    saved_bytes: int | None = None
 
 
 def main(argv: list[str], ops: ModuleType) -> int:
@@ -82,6 +86,7 @@ def main(argv: list[str], ops: ModuleType) -> int:
     print(
         f"{config.preset} in {result.folder} {done} steps, held-out {result.heldout_ce:.4f} nats "
         f"({result.bits_per_byte:.4f} bits) per byte, {result.median_step_seconds:.3f} s a step"
+        + ("" if result.saved_bytes is None else f", {result.saved_bytes / 1e6:.2f} MB saved for a grain's backward")
     )
     return 0
 
@@ -111,7 +116,7 @@ def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str,
         model = _build(config, recipe, ops)
         identity = _identity(config, ops)
         with open_run(config.out, identity) as log:
-            run = _Run(config, identity, corpus, model, _optimizer(model, config), log)
+            run = _Run(config, identity, corpus, model, adamw(model, config), log)
             start = run.resume()
             hidden = {"auto": None, "show": False, "hide": True}[config.progress]
             with tqdm(total=config.steps, initial=start, desc=config.preset, unit="step", disable=hidden) as bar:
@@ -121,30 +126,22 @@ def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str,
                     bar.update()
                     if on_progress is not None:
                         on_progress(record)
-    return _result(config.out, start)
+    return _result(config.out, start, *run.saved)
 
 
 def _build(config: TrainConfig, recipe: Recipe, ops: ModuleType) -> nn.Module:
     try:
-        return Transformer(config.model, recipe, ops, config.seed).to(config.device)
+        model = Transformer(config.model, recipe, ops, config.seed, recompute_glu=config.recompute_glu)
+        return model.to(config.device)
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, MemoryError) or "memory" in str(error):
             raise ValueError(f"model {config.model} does not fit into memory; use smaller sizes") from error
         raise
 
 
-def learning_rate(config: TrainConfig, step: int) -> float:
-    """Return the learning rate of `step`, 1 <= step <= config.steps: linear warm-up, then half a cosine."""
-    if step <= config.warmup:
-        return config.lr * step / config.warmup
-    progress = (step - config.warmup) / (config.steps - config.warmup)
-    low = config.min_lr_ratio
-    return config.lr * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))
-
-
 @dataclass(frozen=True)
 class _Run:
-    """A run in progress."""
+    """A run in progress. `saved`: bytes that the first grain kept for its backward, once they are known."""
 
     config: TrainConfig
     identity: dict[str, Any]
@@ -152,6 +149,7 @@ class _Run:
     model: nn.Module
     optimizer: torch.optim.AdamW
     log: Log
+    saved: list[int] = field(default_factory=list)
 
     def resume(self) -> int:
         """Load the newest checkpoint, cut the log back to it, and return its step; 0 without one."""
@@ -203,7 +201,7 @@ class _Run:
         loss = balance = 0.0
         self.optimizer.zero_grad(set_to_none=True)
         for grain, (tokens, targets) in enumerate(_grains(config, tokens_BS, targets_BS)):
-            losses = self.model(tokens, targets, Draw(config.seed, step, grain))
+            losses = self._forward(tokens, targets, Draw(config.seed, step, grain))
             # Before the backward, which promises nothing about a NaN.
             require_finite(config.out, step, "loss", losses.total.item())
             (losses.total * share).backward()
@@ -224,6 +222,15 @@ class _Run:
             "tokens": step * config.batch * config.model.sequence,
             "seconds": time.perf_counter() - began,
         }
+
+    def _forward(self, tokens: torch.Tensor, targets: torch.Tensor, draw: Draw) -> Losses:
+        """The losses of a grain; of the first one, what it keeps for the backward is counted."""
+        if self.saved:
+            return self.model(tokens, targets, draw)
+        with counting(self.model) as sizes:
+            losses: Losses = self.model(tokens, targets, draw)
+        self.saved.append(sum(sizes))
+        return losses
 
     def _evaluate(self) -> float:
         """Return the held-out cross entropy, nats per token, grain by grain as in training."""
@@ -259,19 +266,7 @@ def _grains(
         yield tokens.to(config.device), targets.to(config.device)
 
 
-def _optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """Make AdamW over the FP32 master weights; weights of two or more dimensions decay."""
-    named = list(model.named_parameters())
-    assert all(weight.dtype == torch.float32 for _, weight in named), "master weights are FP32"
-    groups = [
-        {"params": [(name, weight) for name, weight in named if weight.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [(name, weight) for name, weight in named if weight.ndim < 2], "weight_decay": 0.0},
-    ]
-    betas = (config.beta1, config.beta2)
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=config.lr, betas=betas)
-
-
-def _result(folder: Path, start: int) -> Result:
+def _result(folder: Path, start: int, saved: int | None = None) -> Result:
     records = read_log(folder / "log.jsonl")
     try:
         return Result(
@@ -285,6 +280,7 @@ def _result(folder: Path, start: int) -> Result:
             median_step_seconds=statistics.median(record["seconds"] for record in records),
             folder=folder,
             resumed_from=start,
+            saved_bytes=saved,
         )
     except KeyError as error:
         log = str(folder / "log.jsonl")

@@ -18,6 +18,7 @@ from numerics.swiglu import swiglu, swiglu_backward
 from reference.expert import SHARED, Draw, ExpertMLP, Role, Routing, Setting, route
 from reference.presets import preset
 from reference.recipe import ExpertRecipe
+from reference.saved import counting
 
 T, K, E, D, F = 90, 3, 5, 64, 32
 DRAW = Draw(seed=5, step=7, grain=1)
@@ -199,12 +200,15 @@ def test_one_flipped_bit_changes_exactly_what_depends_on_it(operand: str, bit: i
     case = make_case(LOW)
     out = run(case)
     q, before = quantized(case), gradients(case, out)
-    codes = _saved(out, 0)[operand]
-    assert torch.equal(codes, q[operand].codes)
+    kept = _saved(out, 0)[operand]
+    assert torch.equal(kept, q[operand].packed())
     index = {"x": (9, 5), "h": (50, 30), "w13": (1, 40, 33), "w2": (2, 11, 3), "payload": (17, 20)}[operand]
-    codes.data[index] ^= 1 << bit
+    codes = q[operand].codes.clone()
+    codes[index] ^= 1 << bit
+    packed = q[operand].fmt.element.bits == 4  # two codes to a byte
+    kept.data[(*index[:-1], index[-1] // (1 + packed))] ^= 1 << bit + 4 * (packed and index[-1] % 2)
     flipped = dict(q)
-    flipped[operand] = replace(q[operand], codes=codes.clone())
+    flipped[operand] = replace(q[operand], codes=codes)
     after, wanted, mask = gradients(case, out), by_hand(case, flipped, case.g), _dependents(case, operand, index)
     changed = 0
     for key in after:
@@ -294,3 +298,45 @@ def test_route_sorts_by_expert_then_token():
     assert routing.groups == (0, 2, 4, 6, 6)
     assert routing.tokens.tolist() == [0, 2, 1, 2, 0, 1]
     assert routing.slots.tolist() == [[0, 4], [2, 5], [1, 3]]
+
+
+@pytest.mark.parametrize("name", ["bf16", "mxfp8", "fourbit", "fourbit_originals", "nvfp4_nvidia"])
+def test_gate_and_up_computed_again_have_the_same_bits(name: str):
+    case = make_case(preset(name).experts, "fp32")
+    first = gradients(case, run(case))
+    case.setting = replace(case.setting, recompute_glu=True)
+    again = gradients(case, run(case))
+    assert all(torch.equal(first[key], again[key]) for key in first)
+
+
+def _kept(recipe: ExpertRecipe, width: int, **setting: bool) -> dict[str, int]:
+    """Bytes kept of x and h (codes, scales, outers), and of everything, of R rows of a layer of that width."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(64, width, generator=generator).bfloat16().requires_grad_()
+    w13, w2 = (torch.randn(2, n, width, generator=generator, requires_grad=True) for n in (2 * width, width))
+    chosen = torch.stack([torch.zeros(64, dtype=torch.int64), torch.ones(64, dtype=torch.int64)], -1)
+    signs = {size: nm.hadamard_signs(size, (1, 0)) for size in recipe.hadamard_sizes}
+    place = Setting(ops, recipe, signs, 0, DRAW, **setting)
+    out = ExpertMLP.apply(x, torch.ones(64, 2), w13, w2, route(chosen, 2), place)
+    counts, saved = [count for count, _ in out.grad_fn.operands], out.grad_fn.saved_tensors
+    return {"x and h": sum(t.nbytes for t in saved[: sum(counts[:2])]), "all": sum(t.nbytes for t in saved)}
+
+
+@pytest.mark.parametrize("width", [256, 512])
+def test_saved_operands_are_packed(width: int):
+    """x and h under fourbit: 4.5 bits a value and 32 a row, at most 0.29 of the 16 of BF16."""
+    plain, four = (_kept(preset(name).experts, width) for name in ("bf16", "fourbit"))
+    rows = 128
+    assert plain["x and h"] == 2 * rows * width * 2
+    assert four["x and h"] == 2 * rows * (width * 9 // 16 + 4)
+    assert four["x and h"] <= 0.29 * plain["x and h"]
+    without = _kept(preset("fourbit").experts, width, recompute_glu=True)
+    assert four["all"] - without["all"] == rows * 2 * width * 2  # gate and up in BF16
+
+
+def test_counting_sees_what_autograd_keeps():
+    model = torch.nn.Linear(8, 4, bias=False)
+    x = torch.randn(16, 8)
+    with counting(model) as sizes:
+        y = model(x).square()  # keeps x, the product once, and the weight, which is a parameter
+    assert y.shape == (16, 4) and sum(sizes) == x.nbytes + 16 * 4 * 4

@@ -1,0 +1,67 @@
+"""What a layer keeps for its backward: operands as codes, 4-bit ones two to a byte, and how much that is.
+
+Of a BF16 operand's 16 bits a value, NVFP4 keeps 4.5, and 32 a row where each has an outer scale; MXFP8 keeps 8.25.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from numerics import BlockTensor
+from numerics.layout import unpack_nibbles
+
+
+def save(ctx: Any, operands: list[Any], tensors: list[Tensor]) -> list[tuple[int, BlockTensor | None]]:
+    """Put every tensor in autograd's hands; returns the operands' descriptions, without their tensors."""
+    flat: list[Tensor] = []
+    described: list[tuple[int, BlockTensor | None]] = []
+    for q in operands:
+        if isinstance(q, BlockTensor):
+            parts = [q.packed(), q.scales] if q.outer is None else [q.packed(), q.scales, q.outer]
+            empty = q.codes.new_empty(0)
+            described.append((len(parts), q.derived(codes=empty, scales=empty, outer=None)))
+        else:
+            parts = [q]
+            described.append((1, None))
+        flat += parts
+    ctx.save_for_backward(*flat, *tensors)
+    return described
+
+
+def restore(ctx: Any) -> tuple[list[Any], list[Tensor]]:
+    """The operands and the tensors that `save` was given."""
+    saved = list(ctx.saved_tensors)
+    operands = []
+    for count, description in ctx.operands:
+        parts, saved = saved[:count], saved[count:]
+        if description is None:
+            operands.append(parts[0])
+            continue
+        codes = unpack_nibbles(parts[0]) if description.fmt.element.bits == 4 else parts[0]
+        operands.append(description.derived(codes=codes, scales=parts[1], outer=parts[2] if count == 3 else None))
+    return operands, saved
+
+
+@contextmanager
+def counting(model: nn.Module) -> Iterator[list[int]]:
+    """A list whose sum is the bytes that autograd keeps of what is computed inside: every storage once, the model's
+    parameters left out."""
+    seen = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: list[Tensor] = []  # so that no storage is freed, and another one put in its place, while they are counted
+    sizes: list[int] = []
+
+    def count(t: Tensor) -> Tensor:
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            kept.append(t)
+            sizes.append(storage.nbytes())
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
+        yield sizes
