@@ -351,7 +351,9 @@ def words(config: TrainConfig) -> list[str]:
     """The command line that gives `config`."""
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "model"}
     fields |= {f"model.{name}": value for name, value in dataclasses.asdict(config.model).items()}
-    return [f"--{name.replace('_', '-')}={value}" for name, value in fields.items()]
+    fields = {name.replace("_", "-"): value for name, value in fields.items()}
+    flags = [f"--{'' if value else 'no-'}{name}" for name, value in fields.items() if isinstance(value, bool)]
+    return flags + [f"--{name}={value}" for name, value in fields.items() if not isinstance(value, bool)]
 
 
 @pytest.fixture(scope="module")
