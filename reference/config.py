@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from .model import ModelConfig
+from .recipe import PASSES
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,12 @@ class TrainConfig:
     """AdamW's decay of the second moment."""
     clip: float = 1.0
     """Largest global norm of the gradient."""
+    switch_at: float | None = None
+    """Share of the steps after which the experts follow another recipe, such as 0.82; never if left out."""
+    switch_to: str = "bf16"
+    """The recipe that they follow then."""
+    switch_pass: Literal["forward", "backward", "both"] = "both"
+    """Which of its operands they take: those of the forward with its wires, those of the backward, or both."""
     recompute_glu: bool = False
     """Compute gate and up again in the backward instead of keeping them in BF16: the same bits, less memory."""
     eval_every: int = 50
@@ -86,6 +93,8 @@ def check(config: TrainConfig) -> None:
             f"use a multiple of grain {c.grain}",
         ),
         ("checkpoint_every", c.checkpoint_every >= 1, "use 1 or more"),
+        ("switch_at", c.switch_at is None or 0 < c.switch_at < 1, "use a share of the steps between 0 and 1"),
+        ("switch_pass", c.switch_pass in PASSES, f"use one of {', '.join(PASSES)}"),
         ("seed", 0 <= c.seed < 2**32, "use 0 to 4294967295"),
         ("threads", 1 <= c.threads <= 1024, "use 1 to 1024"),
         ("device", c.device in ("cpu", "cuda"), "use 'cpu' or 'cuda'"),

@@ -18,11 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from numerics import hadamard_signs
+from numerics.hadamard import SIZES
 
 from .dense import Attention, Linear, RMSNorm
 from .expert import Draw, Setting
 from .moe import MoE
-from .recipe import Recipe
+from .recipe import ExpertRecipe, Recipe
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,18 @@ class ModelConfig:
             raise ValueError(f"balance={self.balance}: use 0 or more")
         if self.depth % 6:
             raise ValueError(f"depth={self.depth}: the last sixth must be whole; use {self.depth // 6 * 6 + 6}")
-        block = self._block(recipe)
-        step = math.lcm(2 * self.heads, block)
+        layers = tuple(recipe.layer(layer, self.depth) for layer in range(self.depth))
         if self.dim % (2 * self.heads):
+            step = math.lcm(2 * self.heads, *(layer.row_block for layer in layers))
             raise ValueError(f"dim={self.dim}: {self.heads} heads need even parts of it; use {_near(self.dim, step)}")
         if self.top_k > self.experts:
             raise ValueError(f"top_k={self.top_k}: there are {self.experts} experts; use at most {self.experts}")
+        self.check_widths(recipe, layers)
+
+    def check_widths(self, recipe: Recipe, layers: tuple[ExpertRecipe, ...]) -> None:
+        """Raises ValueError for widths that blocks of the layers' recipes do not divide."""
+        block = math.lcm(*(layer.row_block for layer in layers))
+        step = math.lcm(2 * self.heads, block)
         widths = {"dim": step, "expert_dim": block}
         if recipe.shared:
             widths["shared_dim"] = block
@@ -74,9 +81,6 @@ class ModelConfig:
                     f"{name}={getattr(self, name)}: blocks of {block} of recipe {recipe.name} do not "
                     f"divide it; use {_near(getattr(self, name), multiple)}"
                 )
-
-    def _block(self, recipe: Recipe) -> int:
-        return math.lcm(*(recipe.layer(layer, self.depth).row_block for layer in range(self.depth)))
 
 
 def _near(value: int, multiple: int) -> str:
@@ -133,9 +137,14 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(_Layer(config) for _ in range(config.depth))
         self.norm, self.head = RMSNorm(config.dim), Linear(config.dim, config.vocab)
         self._initialize(seed)
-        sizes = set().union(*(recipe.layer(i, config.depth).hadamard_sizes for i in range(config.depth)))
         # one set of signs for the whole run: every expert must share it, and the inverse must know it
-        self.signs = {size: hadamard_signs(size, (seed, 0)) for size in sizes}
+        self.signs = {size: hadamard_signs(size, (seed, 0)) for size in SIZES}
+        self.recipes = tuple(recipe.layer(i, config.depth) for i in range(config.depth))
+
+    def follow(self, recipes: tuple[ExpertRecipe, ...]) -> None:
+        """From now on compute layer i under `recipes[i]`. Raises ValueError for widths that do not fit one of them."""
+        self.config.check_widths(self.recipe, recipes)
+        self.recipes = recipes
 
     @torch.no_grad()
     def _initialize(self, seed: int) -> None:
@@ -162,7 +171,7 @@ class Transformer(nn.Module):
         x_BSD = F.embedding(tokens_BS, self.embed.to(torch.bfloat16).to(torch.float32))
         balance = x_BSD.new_zeros(())
         for index, layer in enumerate(self.layers):
-            recipe = self.recipe.layer(index, self.config.depth)
+            recipe = self.recipes[index]
             signs = {size: self.signs[size].to(x_BSD.device) for size in recipe.hadamard_sizes}
             setting = Setting(self.ops, recipe, signs, index, draw, self.accumulator, self.recipe.shared)
             setting = replace(setting, recompute_glu=self.recompute_glu)

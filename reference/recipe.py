@@ -17,7 +17,7 @@ the forward. Formats: None is BF16. The recipes are in `presets` and `ablations`
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from numerics import BlockFormat, Rounding
 from numerics.ops import Cast, Recast
@@ -116,6 +116,21 @@ class Recipe:
         """The recipe of layer `index` (from 0) of `depth`."""
         first, last = (math.ceil(depth * share) for share in (self.first_share, self.last_share))
         return self.last if index < first or index >= depth - last else self.experts
+
+
+FORWARD = ("input", "hidden", "weight", "combine_fmt", "combine_hadamard")
+PASSES = ("forward", "backward", "both")
+
+
+def switched(first: ExpertRecipe, second: ExpertRecipe, which: str) -> ExpertRecipe:
+    """`first`, with the forward operands and wires, the backward operands, or both, of `second`.
+
+    Raises: ValueError for another pass, or two halves that contradict each other.
+    """
+    if which not in PASSES:
+        raise ValueError(f"switch_pass={which!r}: use one of {', '.join(PASSES)}")
+    names = [f.name for f in fields(ExpertRecipe) if which == "both" or (f.name in FORWARD) == (which == "forward")]
+    return replace(first, **{name: getattr(second, name) for name in names})
 
 
 def _require_unbiased(name: str, role: str, recast: Recast, cast: Cast) -> None:

@@ -43,7 +43,7 @@ from .model import Losses, Transformer
 from .monitor import Log, TrainingStopped, open_run, read_log, record_environment, require_finite
 from .optimizer import adamw, learning_rate
 from .presets import preset
-from .recipe import Recipe
+from .recipe import ExpertRecipe, Recipe, switched
 from .saved import counting
 
 __all__ = ["Result", "TrainConfig", "TrainingStopped", "check", "learning_rate", "main", "train"]
@@ -108,7 +108,7 @@ def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str,
         OSError: the disk refuses.
     """
     check(config)
-    recipe = preset(config.preset)
+    recipe, later = preset(config.preset), _later(config)
     corpus = load_corpus(config.data)
     require_sequences(corpus.train, "training part", 1, config.model.sequence, corpus.description)
     require_sequences(corpus.heldout, "held-out part", config.eval_sequences, config.model.sequence, corpus.description)
@@ -116,7 +116,7 @@ def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str,
         model = _build(config, recipe, ops)
         identity = _identity(config, ops)
         with open_run(config.out, identity) as log:
-            run = _Run(config, identity, corpus, model, adamw(model, config), log)
+            run = _Run(config, identity, corpus, model, adamw(model, config), log, later)
             start = run.resume()
             hidden = {"auto": None, "show": False, "hide": True}[config.progress]
             with tqdm(total=config.steps, initial=start, desc=config.preset, unit="step", disable=hidden) as bar:
@@ -127,6 +127,17 @@ def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str,
                     if on_progress is not None:
                         on_progress(record)
     return _result(config.out, start, *run.saved)
+
+
+def _later(config: TrainConfig) -> tuple[ExpertRecipe, ...] | None:
+    """Each layer's recipe after the switch; None without one. Raises ValueError as `preset`, for halves that contradict
+    each other and for widths that do not fit."""
+    if config.switch_at is None:
+        return None
+    first, second, depth = preset(config.preset), preset(config.switch_to), config.model.depth
+    found = tuple(switched(first.layer(i, depth), second.layer(i, depth), config.switch_pass) for i in range(depth))
+    config.model.check_widths(second, found)
+    return found
 
 
 def _build(config: TrainConfig, recipe: Recipe, ops: ModuleType) -> nn.Module:
@@ -141,7 +152,8 @@ def _build(config: TrainConfig, recipe: Recipe, ops: ModuleType) -> nn.Module:
 
 @dataclass(frozen=True)
 class _Run:
-    """A run in progress. `saved`: bytes that the first grain kept for its backward, once they are known."""
+    """A run in progress. `later`: recipes of the layers after the switch. `saved`: bytes that the first grain kept for
+    its backward, once they are known."""
 
     config: TrainConfig
     identity: dict[str, Any]
@@ -149,6 +161,7 @@ class _Run:
     model: nn.Module
     optimizer: torch.optim.AdamW
     log: Log
+    later: tuple[ExpertRecipe, ...] | None = None
     saved: list[int] = field(default_factory=list)
 
     def resume(self) -> int:
@@ -184,6 +197,8 @@ class _Run:
     def advance(self, step: int) -> dict[str, Any]:
         """Take one step; evaluate, log and save what is due after it. Returns the log record."""
         config, last = self.config, step == self.config.steps
+        if self.later is not None and config.switch_at is not None and step > config.switch_at * config.steps:
+            self.model.follow(self.later)
         record = self._update(step)
         if last or step % config.eval_every == 0:
             ce = self._evaluate()

@@ -547,3 +547,53 @@ def test_a_folder_that_is_no_run_is_refused(config: TrainConfig, model: type[Sta
     with pytest.raises(ValueError, match="is a file; name a folder"):
         train(dataclasses.replace(config, out=config.out / "thesis.tex"), ops)
     assert sorted(os.listdir(config.out)) == ["config.json", "thesis.tex"]
+
+
+# The late switch.
+
+
+@pytest.mark.parametrize("which", ["forward", "backward", "both"])
+def test_a_late_switch_changes_the_steps_after_it_and_no_others(which: str, tmp_path: Path) -> None:
+    """Half of the steps are those of the run without a switch; the first one after it equals a step of a run that
+    follows the other recipe from the same weights, which `both` of bf16 is."""
+    plain = train(real(tmp_path / "plain"), ops)
+    config = dataclasses.replace(real(tmp_path / which), switch_at=0.5, switch_pass=which)
+    seen = train(config, ops)
+    half = config.steps // 2
+    # the loss of a step is that of the forward before it
+    same = [a == b for a, b in zip(plain.train_losses, seen.train_losses, strict=True)]
+    first = half if which != "backward" else half + 1
+    assert all(same[:first]) and not any(same[first:])
+
+
+def test_a_switched_run_resumes_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = dataclasses.replace(real(tmp_path / "whole"), switch_at=0.5, checkpoint_every=1)
+    whole = train(config, ops)
+    again = dataclasses.replace(config, out=tmp_path / "parts")
+    taken = []
+
+    def stop(record: dict) -> None:
+        taken.append(record["step"])
+        if len(taken) == config.steps // 2 + 1:  # one step after the switch
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(again, ops, stop)
+    assert train(again, ops).train_losses == whole.train_losses
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"switch_at": 0.0}, "switch_at 0.0 cannot be used; use a share of the steps between 0 and 1"),
+        ({"switch_at": 1.0}, "switch_at 1.0 cannot be used"),
+        ({"switch_at": math.nan}, "switch_at nan cannot be used"),
+        ({"switch_at": 0.5, "switch_to": "fp4"}, "preset='fp4' is unknown"),
+        ({"switch_at": 0.5, "switch_pass": "last"}, "switch_pass 'last' cannot be used"),
+        ({"switch_at": 0.5, "switch_to": "fp8_deepseek"}, "blocks of 128"),
+    ],
+)
+def test_a_switch_that_cannot_be_is_refused(changes: dict, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        train(dataclasses.replace(real(tmp_path / "run"), **changes), ops)
+    assert not (tmp_path / "run").exists()
