@@ -30,7 +30,8 @@ from reference import train as trainer
 from reference.data import batch, heldout_batch, load_corpus
 from reference.expert import Draw
 from reference.model import ModelConfig
-from reference.train import TrainConfig, TrainingStopped, learning_rate, train
+from reference.optimizer import learning_rate
+from reference.train import TrainConfig, TrainingStopped, train
 
 SMALL = ModelConfig(dim=32, depth=6, heads=2, experts=4, expert_dim=32, shared_dim=32, sequence=16)
 

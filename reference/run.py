@@ -1,0 +1,153 @@
+"""A training run in progress: resuming, one step after the other, evaluation and checkpoints."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import checkpoint
+from .config import TrainConfig
+from .data import Corpus, batch, heldout_batch
+from .expert import Draw
+from .model import Losses
+from .monitor import Log, record_environment, require_finite
+from .optimizer import learning_rate
+from .recipe import ExpertRecipe
+from .saved import counting
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run in progress. `later`: recipes of the layers after the switch. `saved`: bytes that the first grain kept for
+    its backward, once they are known."""
+
+    config: TrainConfig
+    identity: dict[str, Any]
+    corpus: Corpus
+    model: nn.Module
+    optimizer: torch.optim.AdamW
+    log: Log
+    later: tuple[ExpertRecipe, ...] | None = None
+    saved: list[int] = field(default_factory=list)
+
+    def resume(self) -> int:
+        """Load the newest checkpoint, cut the log back to it, and return its step; 0 without one."""
+        config, corpus, start = self.config, self.corpus, 0
+        if path := checkpoint.latest(config.out):
+            tensors, meta = checkpoint.load(path)
+            if meta["corpus"] != corpus.digest:
+                raise ValueError(
+                    f"data {config.data!r} has changed since {path} was written (sha256 was "
+                    f"{meta['corpus'][:12]}, is {corpus.digest[:12]}); restore it, or use another out"
+                )
+            checkpoint.restore_training_state(tensors, self.model, self.optimizer)
+            start = meta["step"]
+        self.log.cut(start)
+        if start < config.steps:
+            about = {
+                "digest": corpus.digest,
+                "description": corpus.description,
+                "bytes_train": len(corpus.train),
+                "bytes_heldout": len(corpus.heldout),
+                "files_train": corpus.files_train,
+                "files_heldout": corpus.files_heldout,
+            }
+            record_environment(
+                config.out,
+                config.device,
+                {"preset": config.preset, "seed": config.seed, "threads": config.threads, "corpus": about},
+                start,
+            )
+        return start
+
+    def advance(self, step: int) -> dict[str, Any]:
+        """Take one step; evaluate, log and save what is due after it. Returns the log record."""
+        config, last = self.config, step == self.config.steps
+        if self.later is not None and config.switch_at is not None and step > config.switch_at * config.steps:
+            self.model.follow(self.later)
+        record = self._update(step)
+        if last or step % config.eval_every == 0:
+            ce = self._evaluate()
+            require_finite(config.out, step, "held-out loss", ce)
+            record |= {"heldout_ce": ce, "heldout_bits_per_byte": ce / math.log(2)}
+        self.log.append(record)
+        if last or step % config.checkpoint_every == 0:
+            self._save(step)
+        return record
+
+    def _update(self, step: int) -> dict[str, Any]:
+        config, began = self.config, time.perf_counter()
+        tokens_BS, targets_BS = batch(self.corpus.train, config.seed, step, config.batch, config.model.sequence)
+        share = config.grain / config.batch
+        loss = balance = 0.0
+        self.optimizer.zero_grad(set_to_none=True)
+        for grain, (tokens, targets) in enumerate(grains(config, tokens_BS, targets_BS)):
+            losses = self._forward(tokens, targets, Draw(config.seed, step, grain))
+            # Before the backward, which promises nothing about a NaN.
+            require_finite(config.out, step, "loss", losses.total.item())
+            (losses.total * share).backward()
+            loss += losses.ce.item() * share
+            balance += losses.balance.item() * share
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip).item()
+        require_finite(config.out, step, "gradient norm", norm)
+        lr = learning_rate(config, step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        return {
+            "step": step,
+            "loss": loss,
+            "balance": balance,
+            "lr": lr,
+            "grad_norm": norm,
+            "tokens": step * config.batch * config.model.sequence,
+            "seconds": time.perf_counter() - began,
+        }
+
+    def _forward(self, tokens: torch.Tensor, targets: torch.Tensor, draw: Draw) -> Losses:
+        """The losses of a grain; of the first one, what it keeps for the backward is counted."""
+        if self.saved:
+            return self.model(tokens, targets, draw)
+        with counting(self.model) as sizes:
+            losses: Losses = self.model(tokens, targets, draw)
+        self.saved.append(sum(sizes))
+        return losses
+
+    def _evaluate(self) -> float:
+        """Return the held-out cross entropy, nats per token, grain by grain as in training."""
+        config = self.config
+        tokens_BS, targets_BS = heldout_batch(self.corpus.heldout, config.eval_sequences, config.model.sequence)
+        self.model.eval()
+        with torch.no_grad():
+            # Step -1 names no training step: evaluation shares no random bits with one.
+            losses = [
+                self.model(tokens, targets, Draw(config.seed, -1, grain)).ce.item()
+                for grain, (tokens, targets) in enumerate(grains(config, tokens_BS, targets_BS))
+            ]
+        self.model.train()
+        return math.fsum(losses) / len(losses)
+
+    def _save(self, step: int) -> None:
+        """Write the checkpoint of `step`, then delete the ones that it supersedes."""
+        folder = self.config.out
+        tensors = checkpoint.training_state(self.model, self.optimizer)
+        for name, tensor in tensors.items():
+            require_finite(folder, step, f"sum of magnitudes of {name}", tensor.double().abs().sum().item())
+        self.log.sync()  # the log must never be behind a checkpoint
+        meta = {"step": step, "corpus": self.corpus.digest, "config": self.identity}
+        checkpoint.save(checkpoint.checkpoint_path(folder, step), tensors, meta)
+        checkpoint.prune(folder)
+
+
+def grains(
+    config: TrainConfig, tokens_BS: torch.Tensor, targets_BS: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the grains of a batch, in order, on the device: (grain, S) each."""
+    for tokens, targets in zip(tokens_BS.split(config.grain), targets_BS.split(config.grain), strict=True):
+        yield tokens.to(config.device), targets.to(config.device)
