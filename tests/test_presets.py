@@ -7,6 +7,7 @@ expected codes are made from what the source says they are made from by plain `n
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -240,6 +241,48 @@ def test_gradients_are_rounded_as_the_recipe_says(name: str):
     nearest = nm.quantize(d_gate_up, dz.fmt, -1, cast.outer)
     assert torch.equal(dz.codes, nearest.codes) != g.endswith(" sr")
     assert torch.equal(dz.scales, nearest.scales)
+
+
+CLAIMING = [name for name in PRESETS if preset(name).claims_unbiased]
+
+
+def test_who_claims_to_be_unbiased():
+    """All that requantize stochastically with scales that no element exceeds."""
+    stochastic = [n for n, t in TABLE.items() if t[3] == t[4] == f"{MX} sr"]
+    assert set(CLAIMING) == set(stochastic) - {"fourbit_originals"}  # whose values are not those of the forward
+
+
+@pytest.mark.parametrize("gemm", ["dgrad", "wgrad"])
+@pytest.mark.parametrize("name", CLAIMING)
+def test_products_with_one_fixed_gradient_are_unbiased(name: str, gemm: str):
+    """The squared error of the mean of 16 draws is a sixteenth of one draw's; to nearest it stays where it is.
+
+    A few tokens with large scales make most of either error, as much as some 30 independent ones would: a squared
+    error spreads by sqrt(2 / 30) = 26 %, its mean over four means of 16 by half of that. Three times that is allowed.
+    """
+    made = ran(name)
+    (grad, grad_tokens, *_), groups = made.dy, made.routing.groups
+    forward = gemm == "dgrad"
+    recast = preset(name).experts.saved_weight if forward else preset(name).experts.saved_input
+    q, g = (made.w2_q, grad) if forward else (made.h_q, grad_tokens)
+    kept = isinstance(q, nm.BlockTensor) and recast.outer == "gradient"
+    values = (q.values() if kept else q.dequantize() if isinstance(q, nm.BlockTensor) else q.float()).double()
+    g = g.dequantize().double()
+
+    def product(operand: Tensor) -> Tensor:
+        if forward:
+            return torch.cat([g[i:j] @ operand[e] for e, (i, j) in enumerate(pairwise(groups))])
+        return torch.stack([g[i:j].T @ operand[i:j] for i, j in pairwise(groups)])
+
+    def error(recast: ops.Recast, draws: range) -> Tensor:
+        made = [ops.requantize_transpose(q, recast, None if forward else groups, nm.Random((9, d))) for d in draws]
+        return (product(torch.stack([m.dequantize().double() for m in made]).mean(0)) - product(values)).square().sum()
+
+    one = torch.stack([error(recast, range(d, d + 1)) for d in range(64)]).mean()
+    sixteen = torch.stack([error(recast, range(d, d + 16)) for d in range(0, 64, 16)]).mean()
+    assert float(one / sixteen) == pytest.approx(16, rel=0.39)
+    nearest = replace(recast, rounding=nm.Rounding.NEAREST_EVEN)
+    assert float(error(nearest, range(1)) / sixteen) > 4
 
 
 def test_outer_scales_that_are_powers_of_two():
