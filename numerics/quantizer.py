@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import axis_of, require_kind
+from .arguments import axis_of, require_kind, shown
 from .blocks import BlockFormat, BlockTensor, made, partner
 from .codes import as_tensor, chunks, require_float, step_by_step
 from .outer import FLT_MAX, outer_of_runs, outer_of_scope, round_outer
@@ -108,6 +108,10 @@ def quantize(
     factor, s_enc, kept = _outer_scales(
         tensor, amax, axis, scope, chosen.outer_max(fmt.element), folding, outer_rounding
     )
+    if chosen.gain is not None:
+        if scope is not None:
+            raise ValueError(f"outer={shown(scope)} with rule={chosen.name!r}: its outer scale is a constant; use None")
+        kept = torch.full([1] * tensor.ndim, chosen.gain, device=tensor.device)
     bits = None
     if random is not None:
         grouped = offsets is not None
@@ -240,7 +244,9 @@ def requantize(
         )
     values = q.dequantize() if outer == "multiply" else q.values()
     new = quantize(values, fmt, axis, outer=None, groups=groups, rounding=rounding, random=random)
-    return new.derived(outer=q.outer) if outer == "keep" else new
+    if outer != "keep" or q.outer is None:
+        return new
+    return new.derived(outer=q.outer if new.outer is None else q.outer * new.outer)
 
 
 def _checked(

@@ -17,6 +17,7 @@ E8M0 and FP32 scales:
 
     rceil           s = the smallest power of two with s * max >= amax              q = fmt(x / s)
     floor           s = 2^(exponent(amax) - exponent(max)): the largest may saturate
+    three_quarters  s of floor, q = fmt(0.75 x / s), values (q * s) * 4/3: none saturates in E2M1
     amax            s = amax / max, FP32                                            q = fmt(x / s)
 
 `outer` and s_enc are those of `numerics.outer`. Other people's quantizers, whose zeros, NaN and order of decoding
@@ -26,104 +27,24 @@ differ as well, are `DIALECTS` (`numerics.dialects`); `identify` tells which of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from .codes import decode_tensor, encode_tensor, with_sign
+from .codes import encode_tensor
 from .dialects import DIALECTS as DIALECTS
 from .dialects_casts import tree as tree
 from .dialects_core import Dialect as Dialect
-from .formats import E4M3, E8M0, INT4, Format
+from .formats import E4M3, E8M0, INT4
 from .identify import identify as identify
 from .identify_result import Identification as Identification
 from .outer import FLT_MAX, constant
 from .rounding import Rounding, pattern, reciprocal, round_magnitude
-
-
-@dataclass(frozen=True)
-class Block:
-    """What a rule sees: float32 blocks and the scales around them.
-
-    Args:
-        x: blocks, float32 (..., n, B). amax: largest magnitude of each block, finite, float32 (..., n, 1).
-        outer, s_enc: outer scale and its reciprocal direction, float32, broadcast to (..., n, 1); None without one.
-        element: the element format. rounding, random_bits: how elements are rounded; bits shaped like `x`.
-    """
-
-    x: Tensor
-    amax: Tensor
-    outer: Tensor | None
-    s_enc: Tensor | None
-    element: Format
-    rounding: Rounding
-    random_bits: Tensor | None
-
-    def rows(self) -> Block:
-        """The same blocks, one after another: x (N, B), the scales around them (N, 1)."""
-
-        def flat(t: Tensor | None) -> Tensor | None:
-            return None if t is None else t.expand(*self.amax.shape[:-1], t.shape[-1]).reshape(-1, t.shape[-1])
-
-        x, amax = self.x.reshape(-1, self.x.shape[-1]), self.amax.reshape(-1, 1)
-        return replace(
-            self, x=x, amax=amax, outer=flat(self.outer), s_enc=flat(self.s_enc), random_bits=flat(self.random_bits)
-        )
-
-    def __getitem__(self, part: slice) -> Block:
-        """Some of its rows; it must be as `rows` makes it."""
-        outer, s_enc, bits = (None if t is None else t[part] for t in (self.outer, self.s_enc, self.random_bits))
-        return replace(self, x=self.x[part], amax=self.amax[part], outer=outer, s_enc=s_enc, random_bits=bits)
-
-    def encode(self, scaled: Tensor) -> Tensor:
-        """Element codes of `scaled`, uint8 like x, signs of x, saturating; the caller replaces those of NaN."""
-        # as integers NaN exceeds infinity, and infinity every number: one clamp saturates all three
-        largest = pattern(self.element.max, torch.float32)
-        magnitude = (scaled.view(torch.int32) & 0x7FFFFFFF).clamp_(max=largest).view(torch.float32)
-        code = round_magnitude(magnitude, self.element, self.rounding, self.x, self.random_bits)
-        return with_sign(code, self.x.view(torch.int32) >> 31, self.element).to(torch.uint8)
-
-    def decode(self, codes: Tensor, scale: Tensor) -> Tensor:
-        """(code value * block scale) * outer."""
-        inner = decode_tensor(codes, self.element) * scale
-        return inner if self.outer is None else inner * self.outer
-
-    def times_outer(self, scale: Tensor | float) -> Tensor:
-        """`scale` * outer, shaped like `amax` at least."""
-        outer = constant(1.0, self.amax) if self.outer is None else self.outer
-        return (outer * scale).expand(self.amax.shape)
-
-    def inside(self) -> tuple[Tensor, Tensor]:
-        """x and amax without the outer scale, by division, at most float32's largest number."""
-        if self.outer is None:
-            return self.x, self.amax
-        return (self.x / self.outer).clamp(-FLT_MAX, FLT_MAX), (self.amax / self.outer).clamp(max=FLT_MAX)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A named scale rule.
-
-    Args:
-        name: the key in `RULES`. source: paper and section.
-        apply: Block -> (scales (..., n, 1), element codes uint8 (..., n, B)); scales are codes, uint8, or float32.
-        scale_max: the largest block scale it aims at, so that outer_max = scale_max * element.max; None: the rule
-            takes no outer scale of its own.
-        scale: format of the scales; None: float32. alternative: of elements, where the scale's sign bit is set.
-    """
-
-    name: str
-    apply: Callable[[Block], tuple[Tensor, Tensor]]
-    scale_max: float | None
-    source: str
-    scale: Format | None = E4M3
-    alternative: Format | None = None
-
-    def outer_max(self, element: Format) -> float | None:
-        """What an outer scale divides its scope's amax by."""
-        return None if self.scale_max is None else self.scale_max * element.max
+from .rule import Block as Block
+from .rule import Rule as Rule
+from .scales_power import amax, power_of_two, three_quarters
 
 
 def e4m3_scale(value: Tensor, rounding: Rounding = Rounding.NEAREST_EVEN) -> tuple[Tensor, Tensor]:
@@ -246,38 +167,6 @@ def if4(block: Block) -> tuple[Tensor, Tensor]:
     return torch.where(use_integer, scale_i | 0x80, scale_f), torch.where(use_integer, codes_i, codes_f)
 
 
-def power_of_two(block: Block, up: bool) -> tuple[Tensor, Tensor]:
-    """E8M0 scale: rounded up so that no element saturates (arXiv 2506.08027, PTX `cvt.rp.ue8m0x2`), or down to the
-    difference of exponents (OCP Microscaling v1.0, section 6.3).
-
-    Mantissas are compared, nothing is divided. The scale is clamped to E8M0, 2^-127 to 2^127: S2F6 elements, whose
-    largest is below 2, saturate in blocks above max 2^127 all the same. Scaling by 2^-k is exact except where it
-    underflows float32, far below any element's least value.
-    """
-    x, amax = block.inside()
-    limit, bits = pattern(block.element.max, torch.float32), amax.view(torch.int32)
-    scale = (bits >> 23) - (limit >> 23) + 127
-    if up:
-        mantissa = limit & 0x7FFFFF
-        # a float32 subnormal is compared with max * 2^-127, whose leading bit is explicit
-        scale += (bits & 0x7FFFFF) > torch.where(bits < 0x800000, (mantissa | 0x800000) >> 1, mantissa)
-    scale = scale.clamp_(0, 254)
-    return scale.to(torch.uint8), block.encode(x * exponent_reciprocal(scale))
-
-
-def exponent_reciprocal(code: Tensor) -> Tensor:
-    """1 / 2^(code - 127) for int32 E8M0 codes 0 to 254, float32, exact (code 254 gives the subnormal 2^-127)."""
-    return torch.where(code == 254, 0x00400000, (254 - code) << 23).view(torch.float32)
-
-
-def amax(block: Block) -> tuple[Tensor, Tensor]:
-    """FP32 scale amax / max, one division (DeepSeek-V3, arXiv 2412.19437, section 3.3); an all-zero block has 1."""
-    x, largest = block.inside()
-    one = torch.ones_like(largest)
-    scale = torch.where(largest == 0, one, largest / constant(block.element.max, largest))
-    return scale, block.encode(x / torch.where(scale == 0, float("inf"), scale))
-
-
 _FOUR_OVER_SIX = "arXiv 2512.02010, section 3"
 RULES: dict[str, Rule] = {
     rule.name: rule
@@ -295,6 +184,7 @@ RULES: dict[str, Rule] = {
         Rule("exact", exact, 448.0, "the quotients of arXiv 2509.25149, appendix B, correctly rounded"),
         Rule("rceil", partial(power_of_two, up=True), None, "arXiv 2506.08027; PTX cvt.rp.satfinite.ue8m0x2", E8M0),
         Rule("floor", partial(power_of_two, up=False), None, "OCP Microscaling Formats v1.0, section 6.3", E8M0),
+        Rule("three_quarters", three_quarters, None, "arXiv 2502.20586, section 3", E8M0, gain=reciprocal(0.75)),
         Rule("amax", amax, None, "arXiv 2412.19437, section 3.3", None),
     )
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from numerics import MXFP8, NVFP4, NVFP4_2D, NVFP4_46, Rounding
+from numerics import MXFP4, MXFP8, NVFP4, NVFP4_2D, NVFP4_46, Rounding
 from numerics.blocks import FP8_1X128, FP8_128X128
 from numerics.ops import Cast, Recast
 from numerics.scales import RULES
@@ -54,6 +54,21 @@ def mxfp8_floor() -> Recipe:
     cast, again = Cast(fmt), Recast(fmt)
     experts = ExpertRecipe(cast, cast, cast, cast, again, again)
     return Recipe("mxfp8_floor", experts, experts)
+
+
+def mxfp4() -> Recipe:
+    """MXFP4 backward (Tseng and others, arXiv 2502.20586): 3/4 of each operand rounded stochastically, which no scale
+    saturates, after a random Hadamard of 64 along the contraction; forward, gradient wires and combine in BF16.
+
+    The product's 16/9 are the 4/3 of either operand. Not reproduced: one transform drawn anew for each product.
+    """
+    fmt = replace(MXFP4, name="MXFP4_3_4", rule=RULES["three_quarters"])
+    again = Recast(fmt, "multiply", Rounding.STOCHASTIC)
+    grad = Cast(fmt, None, Rounding.STOCHASTIC)
+    experts = ExpertRecipe(
+        *(BF16, BF16, BF16, grad, again, again), dgrad_hadamard=64, wgrad_hadamard=64, grad_wire=BF16
+    )
+    return Recipe("mxfp4", experts, experts, claims_unbiased=True)
 
 
 def nvfp4_all() -> Recipe:
@@ -119,7 +134,7 @@ def composer2() -> Recipe:
 
 PUBLISHED: dict[str, Callable[[], Recipe]] = {
     f.__name__: f
-    for f in (bf16, fp8_deepseek, mxfp8, mxfp8_floor, nvfp4_all, nvfp4_nvidia, nvfp4_46, composer2, fourbit)
+    for f in (bf16, fp8_deepseek, mxfp8, mxfp8_floor, mxfp4, nvfp4_all, nvfp4_nvidia, nvfp4_46, composer2, fourbit)
 }
 PRESETS: dict[str, Callable[[], Recipe]] = {**PUBLISHED, **ablations.ABLATIONS}
 

@@ -142,7 +142,7 @@ def _require_unbiased(name: str, role: str, recast: Recast, cast: Cast) -> None:
         return
     if recast.rounding is not Rounding.STOCHASTIC:
         raise ValueError(f"recipe {name} claims_unbiased, but {role} rounds {recast.rounding.value}: use STOCHASTIC")
-    if recast.fmt.rule.name != "rceil":
+    if recast.fmt.rule.name not in ("rceil", "three_quarters"):
         raise ValueError(
             f"recipe {name} claims_unbiased, but {role} uses rule {recast.fmt.rule.name}, under which elements can "
             "saturate, which no rounding undoes: use a format with rule rceil"

@@ -30,6 +30,7 @@ T, K, E, D, F = 90, 3, 5, 128, 128
 BF16 = "BF16"
 ACT, ACT_46 = "E2M1 1x16 E4M3 nvfp4", "E2M1 1x16 E4M3 four_over_six"
 MX, FLOOR = "E4M3 1x32 E8M0 rceil", "E4M3 1x32 E8M0 floor"
+THREE = "E2M1 1x32 E8M0 three_quarters"
 TILES = "E2M1 16x16 E4M3 nvfp4"
 UNBIASED = "E2M1 1x16 E4M3 unbiased"
 FP8, FP8_TILES = "E4M3 1x128 FP32 amax", "E4M3 128x128 FP32 amax"
@@ -46,6 +47,7 @@ TABLE = {
     "fp8_deepseek": (FP8, FP8_TILES, FP8, FP8_TILES, FP8, BF16),
     "mxfp8": (MX, MX, MX, MX, MX, BF16),
     "mxfp8_floor": (FLOOR, FLOOR, FLOOR, FLOOR, FLOOR, BF16),
+    "mxfp4": (BF16, BF16, f"{THREE} sr", f"{THREE} sr", f"{THREE} sr", BF16),
     "nvfp4_all": (f"{ACT} tensor", f"{ACT} leading", f"{ACT} tensor", f"{ACT} leading", f"{ACT} tensor", BF16),
     "nvfp4_nvidia": (
         *(f"{ACT} tensor", f"{TILES} leading", f"{ACT} tensor sr"),
@@ -150,7 +152,10 @@ def require(q: Any, words: str, axis: int) -> None:
     assert ("FP32" if q.fmt.scale is None else q.fmt.scale.name) == scale
     assert q.axis == len(q.shape) + axis
     if not rest:
-        assert q.outer is None or words.startswith("E4M3")  # a saved outer stays outside, see `sources`
+        if rule == "three_quarters":
+            assert q.outer.unique().tolist() == [float(torch.tensor(4.0) / 3)]
+        else:
+            assert q.outer is None or words.startswith("E4M3")  # a saved outer stays outside, see `sources`
         return
     rows = {"row": q.shape[0], "tensor": 1, "leading": q.shape[0]}[rest[0]]
     assert q.outer.numel() == rows and q.outer.shape[axis] == 1
@@ -206,9 +211,14 @@ def test_backward_operands_are_made_of_what_the_recipe_says(name: str):
             assert torch.equal(q, values.bfloat16())
             continue
         groups = None if role.startswith("w") else made.routing.groups
-        if name == "nvfp4_nvidia" and groups is not None:
-            values, groups = nm.hadamard(values, 16, nm.hadamard_signs(16, (1, 0)), -2, groups)
+        recipe = preset(name).experts
+        if groups is not None and recipe.wgrad_hadamard:
+            size = recipe.wgrad_hadamard
+            values, groups = nm.hadamard(values, size, nm.hadamard_signs(size, (1, 0)), -2, groups)
             assert q.groups == groups
+        elif groups is None and recipe.dgrad_hadamard:
+            size = recipe.dgrad_hadamard
+            values = nm.hadamard(values, size, nm.hadamard_signs(size, (1, 0)), -2)
         kept = role.startswith("w") and words.startswith("E4M3") and "leading" in w and name != "fourbit_originals"
         source = (made.w13_q, made.w2_q)[role == "w2"].values() if kept else values
         scope = next((s for s in ("tensor", "leading") if s in words.split()), None)
@@ -238,6 +248,8 @@ def test_gradients_are_rounded_as_the_recipe_says(name: str):
     (d_gate_up, cast, *_), dz = next(
         (a, r) for a, r in made.spy.of("quantize_tokens") if a[0].shape[-1] == 2 * F and a[0].ndim == 2
     )
+    if (size := preset(name).experts.dgrad_hadamard) is not None:
+        d_gate_up = nm.hadamard(d_gate_up.float(), size, nm.hadamard_signs(size, (1, 0)))
     nearest = nm.quantize(d_gate_up, dz.fmt, -1, cast.outer)
     assert torch.equal(dz.codes, nearest.codes) != g.endswith(" sr")
     assert torch.equal(dz.scales, nearest.scales)
@@ -248,7 +260,7 @@ CLAIMING = [name for name in PRESETS if preset(name).claims_unbiased]
 
 def test_who_claims_to_be_unbiased():
     """All that requantize stochastically with scales that no element exceeds."""
-    stochastic = [n for n, t in TABLE.items() if t[3] == t[4] == f"{MX} sr"]
+    stochastic = [n for n, t in TABLE.items() if t[3] == t[4] and t[3] in (f"{MX} sr", f"{THREE} sr")]
     assert set(CLAIMING) == set(stochastic) - {"fourbit_originals"}  # whose values are not those of the forward
 
 

@@ -46,7 +46,11 @@ def rules(fmt: nm.BlockFormat) -> list[str]:
     """Names of the rules that `fmt` takes."""
     if fmt.scale is not nm.E4M3:
         return ["amax"] if fmt.scale is None else ["rceil", "floor"]
-    return [r for r in nm.scales.RULES if r not in ("amax", "rceil", "floor") and (r != "if4" or fmt is nm.IF4)]
+    return [
+        r
+        for r in nm.scales.RULES
+        if r not in ("amax", "rceil", "floor", "three_quarters") and (r != "if4" or fmt is nm.IF4)
+    ]
 
 
 def name(parameter: object) -> str:
