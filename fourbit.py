@@ -92,7 +92,7 @@ COMMANDS: dict[str, Command] = {
     "train": Command("train a model under a recipe", _train),
     "recipes": Command("print a recipe of number formats role by role, or what two differ in", _recipes),
     "study": Command("list, run NAME or report: questions, measurements and figures", _study),
-    "validate": Command("compare the kernels on this machine with the emulation, bit for bit", _validate),
+    "validate": Command("compare the kernels on this machine, or yours, with the emulation, bit for bit", _validate),
     "check": Command("say which quantizer made the bytes of a dump, or what is wrong with them", _check),
     "vectors": Command("write the conformance pack: golden vectors that need nothing else of fourbit", _vectors),
     "bench": Command("time the emulation beside a copy and other packages: bench numerics", _bench),

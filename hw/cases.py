@@ -5,8 +5,9 @@ Everything is drawn on the CPU in numpy, so that the same bits go to every devic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -73,17 +74,45 @@ SOME = ("normal", "tails", "huge", "NaN, Inf")
 
 
 @dataclass(frozen=True)
+class Shape:
+    """Sizes of one case: `groups` gives the offsets of the five experts for a number of rows.
+
+    Args:
+        rows: of its matrices; None: as many as are asked for. model, hidden: widths D and F of the expert path.
+        top: experts of a token; the order of their sum shows from three on.
+    """
+
+    name: str
+    groups: Callable[[int], tuple[int, ...]]
+    rows: int | None = None
+    model: int = 128
+    hidden: int = 64
+    top: int = 2
+
+
+# ragged, the third expert without rows, the last with one row
+USUAL = Shape("usual", lambda n: (0, n // 3 + 1, n // 2 + 2, n // 2 + 2, n - 1, n))
+
+
+@dataclass(frozen=True)
 class Draw:
-    """Makes the inputs of one case. `rows`: of its matrices."""
+    """Makes the inputs of one case. `rows`: of its matrices. `recorded`: matrix that takes the place of the data."""
 
     rng: np.random.Generator
     data: str
     dtype: torch.dtype
     rows: int
+    shape: Shape = USUAL
+    kinds: Mapping[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = field(
+        default_factory=lambda: DATA
+    )
+    recorded: Tensor | None = None
 
     def tested(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """The case's data in its dtype, or in `dtype`."""
-        array = DATA[self.data](self.rng, shape).astype(np.float32)
+        if self.recorded is not None:
+            return tiled(self.recorded, shape).to(dtype or self.dtype)
+        array = self.kinds[self.data](self.rng, shape).astype(np.float32)
         return torch.from_numpy(array).to(dtype or self.dtype)
 
     def normal(self, *shape: int) -> Tensor:
@@ -94,12 +123,23 @@ class Draw:
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Offsets of five experts: ragged, the third one empty, the last with one row."""
-        n = self.rows
-        return (0, n // 3 + 1, n // 2 + 2, n // 2 + 2, n - 1, n)
+        """Offsets of five experts."""
+        return self.shape.groups(self.rows)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose experts, two of each, make `rows` rows."""
+        return (self.rows + 1) // 2
 
 
 EXPERTS = 5
+
+
+def tiled(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The matrix `x` cut, or repeated, to `shape`; leading axes continue its rows."""
+    rows = torch.arange(math.prod(shape[:-1])) % x.shape[0]
+    columns = torch.arange(shape[-1]) % x.shape[1]
+    return x[rows[:, None], columns].reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -117,7 +157,8 @@ class Cut:
 
     def pieces(self, inputs: Inputs) -> Iterator[Inputs]:
         length = inputs[self.names[0]].shape[self.axis]
-        bounds = (0, 1, length // 3 + 1, length - 3, length) if self.experts is None else inputs["groups"]
+        ragged = (0, 1, length // 3 + 1, length - 3, length) if length > 5 else (0, length // 2, length)
+        bounds = ragged if self.experts is None else inputs["groups"]
         for expert, (start, end) in enumerate(pairwise(bounds)):
             piece = inputs | {name: narrow(inputs[name], self.axis, start, end) for name in self.names}
             if self.experts is not None:

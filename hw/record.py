@@ -24,8 +24,10 @@ import numerics as nm
 from .device import describe
 
 
-def require_writable(out: Path | None) -> None:
+def require_writable(out: Path | None, name: str = "out") -> None:
     """Make the folder of `out` and see that `write_whole` can write there; commands ask before they work.
+
+    Args: name: of the argument, for the message.
 
     Raises: ValueError if `out` is a folder or a device, or if it cannot be written.
     """
@@ -33,7 +35,7 @@ def require_writable(out: Path | None) -> None:
         return
     try:
         if out.exists() and not out.is_file():
-            raise ValueError(f"out={str(out)!r} is {'a folder' if out.is_dir() else 'no file'}; name a file")
+            raise ValueError(f"{name}={str(out)!r} is {'a folder' if out.is_dir() else 'no file'}; name a file")
         out.parent.mkdir(parents=True, exist_ok=True)
         partial_file = _partial(out)
         partial_file.touch()
@@ -41,7 +43,7 @@ def require_writable(out: Path | None) -> None:
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ValueError(
-            f"out={str(out)!r} cannot be written ({reason}); name a file in a folder that can be written"
+            f"{name}={str(out)!r} cannot be written ({reason}); name a file in a folder that can be written"
         ) from error
 
 
@@ -60,13 +62,21 @@ def write_record(out: Path | None, config: dict[str, Any], result: dict[str, Any
     are dictionaries."""
     if out is None:
         return
-    versions = {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
-    if importlib.util.find_spec("triton") is not None:
-        versions["triton"] = importlib.metadata.version("triton")
-    versions["sources of numerics, sha256"] = _sources()
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    about = {"command": "validate", "date": date, "versions": versions, "config": config}
+    about = {"command": "validate", "date": date(), "versions": versions(), "config": config}
     write_whole(out, _json({**about, "reference": describe(torch.device("cpu")), **result}) + "\n")
+
+
+def date() -> str:
+    """Now, in UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """Of what takes part in a comparison, with a digest of the code that was compared."""
+    found = {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
+    if importlib.util.find_spec("triton") is not None:
+        found["triton"] = importlib.metadata.version("triton")
+    return found | {"sources of numerics, sha256": _sources()}
 
 
 def _sources() -> str:

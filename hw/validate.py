@@ -19,56 +19,37 @@ Not promised, hence not compared: FP32 products, which have the library's order 
 whose sum has too. Any NaN equals any NaN, since IEEE 754 leaves sign and payload to the machine. The sign of zero is
 compared.
 
-With --conversions the GPU's own `cvt` instructions are compared instead: see `conversions`.
+With --conversions the GPU's own `cvt` instructions are compared instead: see `conversions`. With --ops somebody's
+implementation of the seam is judged, ours included: see `validate_ops`.
 
-Exit status: 0 if something was compared and nothing differs, 1 if not, 2 if there is no such device.
+Exit status: 0 if something was compared and nothing differs, 1 if not, 2 if there is no such device; with --ops also 2
+if nothing of the implementation could run.
 """
 
 from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 
 import numpy as np
 import torch
 import tyro
-from torch import Tensor
 from tqdm import tqdm
 
-import numerics as nm
 from numerics import compiled
 
-from . import conversions
-from .cases import Cut, Draw, Inputs, Operation, Outputs, Run
+from . import conversions, validate_ops
+from .cases import Cut as Cut
+from .cases import Draw, Operation, Run
 from .cases_compiled import compiled_operations
 from .cases_numerics import block_operations, element_operations, product_operations
 from .cases_seam import seam_operations
+from .compare import Row, Sides, compare
 from .device import DeviceAbsent, describe, resolve, triton_absent
-from .record import require_writable, write_record
-
-
-@dataclass(frozen=True)
-class ValidateConfig:
-    """Compare the arithmetic of a device with the CPU's, bit for bit; the exit status is 0 if all of it is equal."""
-
-    device: str = "cuda"
-    """What to compare with the CPU: cuda or cuda:1; with cpu, 1 thread is compared with several."""
-    rows: int | None = None
-    """Rows of each input; 384, or 160 with --fast."""
-    seeds: tuple[int, ...] = (0, 1)
-    """Each draws all inputs anew."""
-    compiled: bool = False
-    """Compile what runs on the device; cases of `cases_compiled`. With cpu, eager is compared with compiled."""
-    fast: bool = False
-    """Fewer rows, the first seed and, of each operation, the first dtype only; of each conversion, 2^24 inputs."""
-    conversions: bool = False
-    """Instead, compare the GPU's own cvt instructions with the emulator, over all 2^32 inputs."""
-    out: Path | None = None
-    """JSON file for versions, device, date and the count of every case."""
+from .record import write_record
+from .validate_config import ValidateConfig
 
 
 def operations() -> list[Operation]:
@@ -76,41 +57,7 @@ def operations() -> list[Operation]:
     return [*element_operations(), *block_operations(), *product_operations(), *seam_operations()]
 
 
-# Running and comparing.
-
-
-@dataclass(frozen=True)
-class Side:
-    """Where a case runs: a device, the number of CPU threads, and how: as it is, or compiled."""
-
-    device: torch.device
-    threads: int
-    how: Callable[[Run], Run] = lambda run: run
-
-    def run(self, operation: Operation, inputs: Inputs) -> Outputs:
-        torch.set_num_threads(self.threads)
-        there = {name: _move(x, self.device) for name, x in inputs.items()}
-        return {name: x.cpu() for name, x in self.how(operation.run)(there).items()}
-
-    def run_in_pieces(self, operation: Operation, cut: Cut, inputs: Inputs) -> Outputs:
-        pieces = [self.run(operation, piece) for piece in cut.pieces(inputs)]
-        return {name: torch.cat([piece[name] for piece in pieces], cut.axis) for name in pieces[0]}
-
-
-@dataclass(frozen=True)
-class Sides:
-    """The CPU that others are compared with, and where the whole and the pieces run."""
-
-    reference: Side
-    whole: Side
-    pieces: Side
-
-    @staticmethod
-    def of(device: torch.device, threads: int, how: Callable[[Run], Run]) -> Sides:
-        """For --device `device`, with torch's usual number of CPU threads."""
-        if device.type == "cpu":
-            return Sides(Side(device, 1), Side(device, max(2, threads), how), Side(device, 1))
-        return Sides(Side(torch.device("cpu"), threads), Side(device, threads, how), Side(device, threads))
+# Running.
 
 
 @functools.lru_cache(maxsize=1)
@@ -118,76 +65,6 @@ def _compiled(run: Run) -> Run:
     """`run` compiled, once for all its data. What was compiled before is forgotten: the compiler bounds its number."""
     torch._dynamo.reset()
     return compiled.compile(run)
-
-
-def _move(x: Any, device: torch.device) -> Any:
-    if isinstance(x, nm.BlockTensor):
-        outer = None if x.outer is None else x.outer.to(device)
-        return replace(x, codes=x.codes.to(device), scales=x.scales.to(device), outer=outer)
-    return x.to(device) if isinstance(x, Tensor) else x
-
-
-@dataclass
-class Row:
-    """A line of the table. `first`: the first difference in words, or why nothing was compared. `not_run`: what this
-    machine lacks; such a case neither passes nor fails."""
-
-    operation: str
-    data: str
-    dtype: str
-    elements: int = 0
-    differing: int = 0
-    first: str | None = None
-    not_run: str | None = None
-
-    @property
-    def failed(self) -> bool:
-        return self.not_run is None and (self.elements == 0 or self.differing > 0 or self.first is not None)
-
-    def __str__(self) -> str:
-        first = "" if self.first is None else f"  {self.first}"
-        first = first if self.not_run is None else f"  not run: {self.not_run}"
-        return f"{self.operation:<30} {self.data:<10} {self.dtype:<8} {self.elements:>9} {self.differing:>9}{first}"
-
-
-def compare(row: Row, where: str, expected: Outputs, found: Outputs, x: Any) -> None:
-    """Count every element of `expected` in `row`, and those that `found` lacks or has otherwise.
-
-    Args:
-        where: names this comparison. x: the input; if it is a tensor, shown beside outputs of its shape.
-    """
-    for name, e in expected.items():
-        f = found.get(name)
-        row.elements += e.numel()
-        if f is None or f.shape != e.shape or f.dtype != e.dtype:
-            row.differing += max(e.numel(), 1)
-            got = "is missing" if f is None else f"has {f.dtype} {tuple(f.shape)}"
-            row.first = row.first or f"{where}: {name} {got} instead of {e.dtype} {tuple(e.shape)}"
-            continue
-        differs = _bits(e) != _bits(f)
-        if e.is_floating_point():
-            differs &= ~(torch.isnan(e) & torch.isnan(f))
-        count = int(differs.sum())
-        row.differing += count
-        if count and row.first is None:
-            at = tuple(differs.nonzero()[0].tolist())
-            value = f", input {x[at].item()!r}" if isinstance(x, Tensor) and x.shape == e.shape else ""
-            row.first = f"{where}: {name}{list(at)} is {_show(f[at])}, should be {_show(e[at])}{value}"
-    for name in found.keys() - expected.keys():
-        row.differing += found[name].numel()
-        row.first = row.first or f"{where}: {name} should not be there"
-
-
-def _bits(x: Tensor) -> Tensor:
-    """`x` as signed integers, for which torch has every operation."""
-    if x.is_floating_point():
-        return x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
-    return x.to(torch.int64)
-
-
-def _show(x: Tensor) -> str:
-    pattern = f"0x{int(_bits(x)) & ((1 << 8 * x.element_size()) - 1):0{2 * x.element_size()}x}"
-    return f"{x.item()!r} ({pattern})" if x.is_floating_point() else pattern
 
 
 def run_case(operation: Operation, data: str, dtype: torch.dtype, config: ValidateConfig, sides: Sides) -> Row:
@@ -222,14 +99,16 @@ def main(argv: list[str]) -> int:
         ValueError: a bad argument, an `out` that cannot be written included; nothing has run then.
     """
     config = tyro.cli(ValidateConfig, args=argv, prog="fourbit validate")
-    _check(config)
+    config.check()
+    if config.ops is not None:
+        return validate_ops.main(config)
     try:
         device = resolve(config.device)
         if config.compiled:
             _require_compiler(device)
     except DeviceAbsent as error:
         print(f"not run: {error}")
-        _record(config, {"status": "not run", "reason": str(error)})
+        write_record(config.out, config.asked(), {"status": "not run", "reason": str(error)})
         return 2
     if config.conversions:
         return _conversions(config, device)
@@ -253,7 +132,7 @@ def _conversions(config: ValidateConfig, device: torch.device) -> int:
     absent = "a CPU has no cvt instructions; name a CUDA device" if device.type == "cpu" else triton_absent(device)
     if absent is not None:
         print(f"not run: device={config.device!r}: {absent}")
-        _record(config, {"status": "not run", "reason": absent})
+        write_record(config.out, config.asked(), {"status": "not run", "reason": absent})
         return 2
     from triton.runtime.errors import PTXASError
 
@@ -267,18 +146,8 @@ def _conversions(config: ValidateConfig, device: torch.device) -> int:
         rows.append(row)
     line, result = conversions.conclude(rows, describe(device))
     print(line)
-    _record(config, result)
+    write_record(config.out, config.asked(), result)
     return 0 if result["status"] == "passed" else 1
-
-
-def _check(config: ValidateConfig) -> None:
-    if config.rows is not None and not 16 <= config.rows <= 8192:
-        raise ValueError(f"rows={config.rows} cannot be used; use 16 to 8192")
-    if not config.seeds or min(config.seeds) < 0:
-        raise ValueError(f"seeds={config.seeds} cannot be used; name one or more integers from 0")
-    if config.conversions and (config.rows is not None or config.seeds != ValidateConfig.seeds):
-        raise ValueError("rows and seeds draw inputs, and --conversions takes all there are; leave them out")
-    require_writable(config.out)
 
 
 def _table(config: ValidateConfig, sides: Sides) -> Iterator[Row]:
@@ -306,10 +175,5 @@ def _conclude(config: ValidateConfig, device: torch.device, threads: int, rows: 
     )
     result = {"status": "passed" if passed else "failed", "device": about, "compared": against}
     totals = {"elements": elements, "differing": differing, "failed": len(failed), "not_run": absent}
-    _record(config, result | totals | {"cases": [asdict(row) for row in rows]})
+    write_record(config.out, config.asked(), result | totals | {"cases": [asdict(row) for row in rows]})
     return 0 if passed else 1
-
-
-def _record(config: ValidateConfig, result: dict[str, Any]) -> None:
-    asked = {name: value for name, value in asdict(config).items() if name != "out"}
-    write_record(config.out, asked, result)

@@ -1,0 +1,65 @@
+"""The arguments of `fourbit validate`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .record import require_writable
+
+
+@dataclass(frozen=True)
+class ValidateConfig:
+    """Compare the arithmetic of a device with the CPU's, bit for bit; the exit status is 0 if all of it is equal."""
+
+    device: str = "cuda"
+    """What to compare with the CPU: cuda or cuda:1; with cpu, 1 thread is compared with several."""
+    rows: int | None = None
+    """Rows of each input; 384, or 160 with --fast; with --ops 96, or 40."""
+    seeds: tuple[int, ...] = (0, 1)
+    """Each draws all inputs anew."""
+    compiled: bool = False
+    """Compile what runs on the device; cases of `cases_compiled`. With cpu, eager is compared with compiled."""
+    fast: bool = False
+    """Fewer rows, the first seed and, of each operation, the first dtype only; of each conversion, 2^24 inputs; with
+    --ops, few kinds of data but for NVFP4."""
+    conversions: bool = False
+    """Instead, compare the GPU's own cvt instructions with the emulator, over all 2^32 inputs."""
+    ops: str | None = None
+    """Instead, judge an implementation of the operations of `numerics.ops`: emulated, triton, blackwell, or yours: an
+    importable module such as mykernels.ops, or a .py file, with any of these functions under the same signatures."""
+    only: tuple[str, ...] = ()
+    """With --ops: only the cases whose "operation, data" contains one of these texts, such as 'aggregate NVFP4'."""
+    activations: Path | None = None
+    """With --ops: recorded activations, a safetensors file of floating tensors under any names, as one more kind of
+    data; each is cut or repeated to a case's shape. To record x: from safetensors.torch import save_file, then
+    save_file({"layer 3": x.contiguous()}, "activations.safetensors")."""
+    html: Path | None = None
+    """With --ops: one page of results, complete in itself."""
+    out: Path | None = None
+    """JSON file for versions, device, date and the count of every case."""
+
+    def check(self) -> None:
+        """Raises ValueError for what cannot be used together, or not written."""
+        if self.ops is None and (self.only or self.activations is not None or self.html is not None):
+            raise ValueError(
+                "only, activations and html belong to --ops; name an implementation, such as --ops emulated"
+            )
+        if self.ops is not None and (self.compiled or self.conversions):
+            other = "compiled" if self.compiled else "conversions"
+            raise ValueError(f"ops={self.ops!r} with --{other}: they are different comparisons; give one of them")
+        if self.rows is not None and not 16 <= self.rows <= 8192:
+            raise ValueError(f"rows={self.rows} cannot be used; use 16 to 8192")
+        if not self.seeds or min(self.seeds) < 0:
+            raise ValueError(f"seeds={self.seeds} cannot be used; name one or more integers from 0")
+        if self.conversions and (self.rows is not None or self.seeds != ValidateConfig.seeds):
+            raise ValueError("rows and seeds draw inputs, and --conversions takes all there are; leave them out")
+        require_writable(self.out)
+        require_writable(self.html, "html")
+
+    def asked(self) -> dict[str, Any]:
+        """What a record says was asked: everything but where it is written; what belongs to --ops with it alone."""
+        left_out = ("out", "html") if self.ops is not None else ("out", "html", "ops", "only", "activations")
+        asked = {name: value for name, value in asdict(self).items() if name not in left_out}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in asked.items()}
