@@ -6,8 +6,8 @@
 
 `check_dump` says what a dump holds. A quantization is read in every format and layout that its shapes allow
 (`check_case`, `check_layouts`); `nm.scales.identify` then looks for a dialect that makes every byte, and failing that,
-`check_laws` says how scales and codes depart from the nearest. A product is compared with the exact one
-(`check_products`). Exit status: 0 if a contract is satisfied, 1 if not, 2 for a dump that cannot be judged.
+`check_laws` and `check_codes` say how scales and codes depart from the nearest. A product is compared with the exact
+one (`check_products`). Exit status: 0 if a contract is satisfied, 1 if not, 2 for a dump that cannot be judged.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from numerics.dialects_core import LAYOUTS
 from numerics.scales import DIALECTS, Identification
 
 from .check_case import UNLIKE, Case, cases
+from .check_codes import CodeLaw, code_laws, other_signs, tie_distance
 from .check_dump import Dump, dump_of, read
-from .check_laws import CodeLaw, Folded, ScaleLaw, code_laws, scale_laws, tie_distance
+from .check_laws import Folded, ScaleLaw, scale_laws
 from .check_products import judge_product
 from .check_report import Report
 from .check_values import judge_outer, judge_values
@@ -77,12 +78,18 @@ def check(
         an unknown format, dialect or layout.
     """
     name = None if fmt is None else _format(fmt)
-    if contract is not None and contract not in DIALECTS:
+    if contract is not None and contract not in list(DIALECTS):  # a list also takes what cannot be a key
         raise ValueError(f"contract={contract!r}: use one of {', '.join(DIALECTS)}")
     if scale_layout not in (None, "row-major", "swizzled"):
         raise ValueError(f"scale_layout={scale_layout!r}: use 'row-major' or 'swizzled', or leave it out")
     dump = dump_of(tensors)
     if dump.is_product:
+        asked = {"axis": axis if axis != -1 else None, "contract": contract, "scale_layout": scale_layout}
+        for key, value in asked.items():
+            if value is not None:
+                raise ValueError(
+                    f"{key}={value!r}: the dump holds a product, which is judged by its bound; leave it out"
+                )
         return judge_product(dump, name)
     return _quantization(dump, name, axis, contract, scale_layout)
 
@@ -120,16 +127,19 @@ class _Judged:
 
 def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, scale_layout: str | None) -> Report:
     found = cases(dump, fmt, axis)
-    best = min(found, key=lambda case: case.error)
-    if best.error > UNLIKE:
-        text = f"the codes do not resemble x in any layout; the best, {', '.join(best.words)}, has an error of"
-        return Report(best.layout.name, (), (), (f"{text} {best.error:.2f} of x's energy: they are of another tensor",))
-    judged = []
+    judged: list[_Judged] = []
     for case in found:
         judged.append(_judge(case, _outer(dump, case, axis), contract))
         if judged[-1].missed == (0, 0):
             break
-    return _report(min(judged, key=lambda j: j.missed), dump, axis, contract, scale_layout)
+    best = min(judged, key=lambda j: j.missed)
+    if best.case.error > UNLIKE and best.scales is not None and best.scales.count:
+        text = f"the codes do not resemble x in any layout; the best, {', '.join(found[0].words)}, has an error of"
+        text = (
+            f"{text} {found[0].error:.2f} of x's energy, and its scales are not those of x: they are of another tensor"
+        )
+        return Report(found[0].layout.name, (), (), (text,))
+    return _report(best, dump, axis, contract, scale_layout)
 
 
 def _outer(dump: Dump, case: Case, axis: int) -> Tensor | None:
@@ -248,7 +258,7 @@ def _how(j: _Judged) -> str:
     """What the codes that differ have in common."""
     assert j.scales is not None and j.codes is not None
     folded = Folded.of(j.case, j.outer)
-    if bool(((folded.codes & j.case.layout.element.max_code)[j.codes.wrong] == 0).all()):
+    if other_signs(folded, j.scales, j.codes.wrong):
         return ", all of them zeros: their sign is lost"
     distance = tie_distance(folded, j.scales, j.codes.wrong)
     if distance < 2.0**-16:
