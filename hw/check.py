@@ -30,7 +30,7 @@ from numerics.scales import DIALECTS, Identification
 from .check_case import UNLIKE, Case, cases
 from .check_codes import CodeLaw, code_laws, other_signs, tie_distance
 from .check_dump import Dump, dump_of, read
-from .check_laws import Folded, ScaleLaw, scale_laws
+from .check_laws import Folded, ScaleLaw, not_finite, scale_laws
 from .check_products import judge_product
 from .check_report import Report
 from .check_values import judge_outer, judge_values
@@ -120,7 +120,7 @@ class _Judged:
     def missed(self) -> tuple[int, int]:
         """Bytes that no law explains, then the number of faults."""
         if self.scales is None or self.codes is None:
-            return 0, len(self.case.faults)
+            return 0, len(self.case.faults) + len(judge_outer(self.found, self.case, self.outer)[1])
         faults = len(self.case.faults) + (self.scales.fault is not None) + (self.codes.fault is not None)
         return self.scales.count * self.case.layout.block + self.codes.count, faults
 
@@ -133,12 +133,10 @@ def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, 
         if judged[-1].missed == (0, 0):
             break
     best = min(judged, key=lambda j: j.missed)
-    if best.case.error > UNLIKE and best.scales is not None and best.scales.count:
+    if best.case.error > UNLIKE and best.scales and best.codes and best.scales.count and best.codes.count:
         text = f"the codes do not resemble x in any layout; the best, {', '.join(found[0].words)}, has an error of"
-        text = (
-            f"{text} {found[0].error:.2f} of x's energy, and its scales are not those of x: they are of another tensor"
-        )
-        return Report(found[0].layout.name, (), (), (text,))
+        text = f"{text} {found[0].error:.2f} of x's energy, and no law makes them: they are of another tensor"
+        return Report(found[0].layout.name, (), (), (f"{text}, or out of place",))
     return _report(best, dump, axis, contract, scale_layout)
 
 
@@ -178,7 +176,11 @@ def _judge(case: Case, outer: Tensor | None, contract: str | None) -> _Judged:
         return judged
     folded, dialects = Folded.of(case, outer), [verdict.dialect for verdict in found]  # the nearest first
     laws = scale_laws(folded, [d for d in dialects if contract == d.name] or dialects)
-    few = [(law, code_laws(folded, law)[0]) for law in laws[:3]]
+    few = []
+    for law in laws[:3]:
+        few.append((law, code_laws(folded, law)[0]))
+        if law.faultless and few[-1][1].count * 1000 < codes.numel():  # further dialects would not tell more
+            break
     scales, made = min(few, key=lambda pair: (pair[0].count * case.layout.block + pair[1].count, pair[0].fault or ""))
     if strange and not scales.faultless:
         return judged
@@ -207,6 +209,7 @@ def _report(j: _Judged, dump: Dump, axis: int, contract: str | None, scale_layou
         names, told, wrong = (), *_laws(j)
         if not faults and not wrong and contract is not None and j.scales.dialect.name == contract:
             names = (contract,)
+    told += [] if case.x.numel() else ["there are no values: nothing to tell contracts apart by"]
     facts, faults = facts + told, faults + wrong
     told, wrong = judge_values(dump, case, j.outer, names, axis)
     return Report(case.layout.name, names, tuple(facts + told), tuple(faults + wrong), _first(j, names))
@@ -246,7 +249,7 @@ def _laws(j: _Judged) -> tuple[list[str], list[str]]:
         facts.append(f"codes: {codes.words}, every one of {total}")
     else:
         faults.append(f"codes: {codes.words} is the nearest law; {codes.count:,} of {total} differ{_how(j)}")
-    faults += _not_finite(j)
+    faults += not_finite(Folded.of(j.case, j.outer), scales)
     return facts, faults
 
 
@@ -264,21 +267,6 @@ def _how(j: _Judged) -> str:
     if distance < 2.0**-16:
         return f", all within {distance:.1e} of a tie: an approximate division, or another order of operations"
     return ""
-
-
-def _not_finite(j: _Judged) -> list[str]:
-    """What became of blocks with NaN or Inf, where the finite ones are explained."""
-    assert j.scales is not None and j.codes is not None
-    blocks = (~torch.isfinite(j.case.x.float())).unflatten(-1, (-1, j.case.layout.block)).any(-1)
-    count = int(blocks.sum())
-    if not count:
-        return []
-    bytes_there = sorted({f"{int(b):#04x}" for b in j.case.scales[blocks].flatten()[:4096]})
-    rule, name = j.scales.dialect.prose.nonfinite, j.scales.dialect.name
-    return [
-        f"NaN policy: {count:,} blocks hold NaN or Inf and have scale bytes {', '.join(bytes_there[:6])}; by {name}: "
-        f"{rule}"
-    ]
 
 
 def _first(j: _Judged, names: tuple[str, ...]) -> str:

@@ -217,3 +217,28 @@ def _of_narrow(f: Folded, d: Dialect) -> Iterator[ScaleLaw]:
         if bool(torch.isfinite(blocks.x).all()) and bool((blocks.x != torch.where(f.finite, f.x, 0.0)).any()):
             fault = f"x is rounded to {words} before it is quantized"
             yield _law(f, d, blocks, d.own_outer(blocks, f.scope(d)), fault, dtype)
+
+
+def not_finite(f: Folded, law: ScaleLaw) -> list[str]:
+    """The fault, if blocks that hold NaN or Inf are not what the law's dialect makes of them."""
+    d, there = law.dialect, ~f.finite.squeeze(-1)
+    if not bool(there.any()):
+        return []
+    made = d.blocks(f.x.flatten(-2), f.case.layout.block, f.case.layout.element)
+    blocks = replace(made, dtype=f.case.x.dtype)
+    for outer in (law.outer, d.own_outer(blocks, f.scope(d))):
+        steps = d.steps(blocks, outer)
+        codes = (steps.codes != f.codes) & f.real & (d.defined_nan | ~torch.isnan(steps.scaled))
+        wrong = (_one_nan(f, steps.scales) != _one_nan(f, f.scales)).squeeze(-1) | codes.any(-1)
+        if not bool(wrong[there].any()):
+            return []
+    bytes_there = sorted({f"{int(b):#04x}" for b in f.scales.squeeze(-1)[there][:4096]})
+    return [
+        f"NaN policy: {int(there.sum()):,} blocks hold NaN or Inf and have scale bytes {', '.join(bytes_there[:6])}; "
+        f"by {d.name}: {d.prose.nonfinite}"
+    ]
+
+
+def _one_nan(f: Folded, scales: Tensor) -> Tensor:
+    """The negative NaN of E4M3 as the positive one."""
+    return torch.where(scales == 0xFF, 0x7F, scales) if f.case.scale_format == nm.E4M3 else scales

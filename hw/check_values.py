@@ -27,7 +27,7 @@ def judge_outer(found: Identification, case: Case, outer: Tensor | None) -> tupl
         d = DIALECTS[found.matches[0]]
         return [f"outer: {d.prose.outer}"], []
     if all(v.dialect.direction is None for v in verdicts):
-        return [], [LOST]
+        return (["outer: 1, beside codes and scales of one level"], []) if bool((outer == 1).all()) else ([], [LOST])
     if found.matches_given_outer:
         f, d = Folded.of(case, outer), DIALECTS[found.matches_given_outer[0]]
         if d.direction != "amax" and upside_down(d, f):
