@@ -30,7 +30,7 @@ from numerics.scales import DIALECTS, Identification
 from .check_case import UNLIKE, Case, cases
 from .check_codes import CodeLaw, code_laws, other_signs, tie_distance
 from .check_dump import Dump, dump_of, read
-from .check_laws import Folded, ScaleLaw, not_finite, scale_laws
+from .check_laws import Folded, ScaleLaw, not_finite, scale_laws, shortlist
 from .check_products import judge_product
 from .check_report import Report
 from .check_values import judge_outer, judge_values
@@ -122,7 +122,7 @@ class _Judged:
         if self.scales is None or self.codes is None:
             return 0, len(self.case.faults) + len(judge_outer(self.found, self.case, self.outer)[1])
         faults = len(self.case.faults) + (self.scales.fault is not None) + (self.codes.fault is not None)
-        return self.scales.count * self.case.layout.block + self.codes.count, faults
+        return _unexplained(self.case, self.scales, self.codes), faults
 
 
 def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, scale_layout: str | None) -> Report:
@@ -174,17 +174,23 @@ def _judge(case: Case, outer: Tensor | None, contract: str | None) -> _Judged:
     strange = bool(judged.matches) and bool(judge_outer(found, case, outer)[1])
     if judged.matches and not strange:
         return judged
-    folded, dialects = Folded.of(case, outer), [verdict.dialect for verdict in found]  # the nearest first
-    laws = scale_laws(folded, [d for d in dialects if contract == d.name] or dialects)
+    folded = Folded.of(case, outer)
+    asked = [verdict.dialect for verdict in found if contract == verdict.dialect.name]
+    laws = scale_laws(folded, asked or shortlist(folded, found))
     few = []
     for law in laws[:3]:
         few.append((law, code_laws(folded, law)[0]))
-        if law.faultless and few[-1][1].count * 1000 < codes.numel():  # further dialects would not tell more
-            break
-    scales, made = min(few, key=lambda pair: (pair[0].count * case.layout.block + pair[1].count, pair[0].fault or ""))
+        if law.fault is None and _unexplained(case, *few[-1]) * 1000 < codes.numel():
+            break  # further dialects would not tell more
+    scales, made = min(few, key=lambda pair: (_unexplained(case, *pair), pair[0].fault or ""))
     if strange and not scales.faultless:
         return judged
     return _Judged(case, outer, found, scales, made)
+
+
+def _unexplained(case: Case, scales: ScaleLaw, codes: CodeLaw) -> int:
+    """Codes that differ, or that stand in blocks whose scale does."""
+    return scales.count * case.layout.block + codes.count
 
 
 def _identify(case: Case, codes: Tensor, outer: Tensor | None) -> Identification:

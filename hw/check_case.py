@@ -38,7 +38,7 @@ class Case:
 
     Args:
         x: what was quantized, blocks along its last axis, padded to whole blocks of every group; codes: of its shape;
-            scales: one per block. real: which places along the last axis are values. starts: which blocks are ragged.
+            scales: one per block. real: which places along the last axis are values.
         words: how it was read. faults: what is wrong with lying or being cut so. error: see above.
     """
 

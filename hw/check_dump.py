@@ -83,7 +83,10 @@ def read(path: Path) -> Mapping[str, Any]:
             raise ValueError(f"{path} is no whole safetensors file ({error}); dump it again") from error
     if path.suffix == ".npz":
         try:
-            with np.load(path, allow_pickle=False) as file:
+            file = np.load(path, allow_pickle=False)
+            if isinstance(file, np.ndarray):
+                raise ValueError("it holds one array without a name")
+            with file:
                 return {name: file[name] for name in file.files}
         except (zipfile.BadZipFile, ValueError, EOFError, KeyError, AttributeError) as error:
             text = " ".join(str(error).split())

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import numerics as nm
 from numerics.dialects_core import Blocks, Dialect, Outer, Steps, folded_outer
+from numerics.identify_result import Identification
 
 from .check_case import Case
 
@@ -29,6 +30,7 @@ MODES = {
 }
 UNRELATED = "the stored outer scale does not belong to codes and scales"
 LOST = "the outer scale is lost: one is stored, but scales are those of x without it"
+LARGE, HEAD, FEW = 1 << 20, 128, 4  # elements, rows, dialects: see `shortlist`
 ENOUGH = 3  # dialects that make every scale: further ones would not tell more
 NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -86,7 +88,7 @@ class ScaleLaw:
 @dataclass(frozen=True)
 class Folded:
     """A case in blocks: x float32 and codes (..., n, B), scales (..., n, 1), which blocks are finite (..., n, 1), which
-    places are values (n, B); the stored outer (..., n or 1, 1), or None."""
+    places are values (n, B); the stored outer (..., n or 1, 1), or None. whole: what this is the head of, or None."""
 
     case: Case
     x: Tensor
@@ -95,6 +97,7 @@ class Folded:
     finite: Tensor
     real: Tensor
     outer: Tensor | None
+    whole: Folded | None = None
 
     @staticmethod
     def of(case: Case, outer: Tensor | None) -> Folded:
@@ -117,9 +120,38 @@ class Folded:
         made = dialect.blocks(x.flatten(-2), self.case.layout.block, self.case.layout.element)
         return replace(made, dtype=self.case.x.dtype)
 
+    def head(self, rows: int) -> Folded:
+        """The first rows, under outer scales of the whole."""
+        parts = {name: _head(getattr(self, name), rows) for name in ("x", "codes", "scales", "finite")}
+        return replace(self, outer=None if self.outer is None else _head(self.outer, rows), whole=self, **parts)
+
+    def own(self, dialect: Dialect, narrow: torch.dtype | None = None) -> Outer:
+        """The outer scale that a dialect would derive from x."""
+        if self.whole is None:
+            return dialect.own_outer(self.blocks(dialect, narrow), self.scope(dialect))
+        own, rows = self.whole.own(dialect, narrow), self.x.shape[-3]
+        return Outer(_head(own.stored, rows), None if own.amax is None else _head(own.amax, rows))
+
     def scope(self, dialect: Dialect) -> tuple[int, ...] | None:
         """Extents of the outer's axes but the last, as `Dialect.own_outer` takes them."""
         return None if self.outer is None or dialect.run is not None else tuple(self.outer.shape[:-2])
+
+
+def _head(t: Tensor, rows: int) -> Tensor:
+    return t[..., :rows, :, :] if t.shape[-3] > 1 else t
+
+
+def shortlist(f: Folded, found: Identification) -> list[Dialect]:
+    """Dialects worth trying, the nearest first: of a large tensor those whose scales come close, or where none do,
+    those of the laws that explain its head best."""
+    verdicts = list(found)
+    if f.x.numel() < LARGE:
+        return [verdict.dialect for verdict in verdicts]
+    least = min(verdict.scales for verdict in verdicts)
+    if least * 100 < f.scales.numel():
+        return [verdict.dialect for verdict in verdicts if verdict.scales <= 2 * least][:FEW]
+    laws = scale_laws(f.head(HEAD), [verdict.dialect for verdict in verdicts])
+    return list({law.dialect.name: law.dialect for law in laws}.values())[:FEW]
 
 
 def scale_laws(f: Folded, dialects: list[Dialect]) -> list[ScaleLaw]:
@@ -149,7 +181,7 @@ def best_first(laws: list[L]) -> list[L]:
 def _of_dialect(f: Folded, d: Dialect) -> Iterator[ScaleLaw]:
     """A dialect with its own outer scale, the stored one, its reciprocal and none."""
     blocks = f.blocks(d)
-    own = d.own_outer(blocks, f.scope(d))
+    own = f.own(d)
     if d.outer_of is None or f.outer is None:
         yield _law(f, d, blocks, own, LOST if f.outer is not None and bool((f.outer != 1).any()) else None)
         return
@@ -165,7 +197,7 @@ def _of_dialect(f: Folded, d: Dialect) -> Iterator[ScaleLaw]:
 def direction(f: Folded, d: Dialect) -> str | None:
     """In words, how the stored outer tells what the dialect stores; None if it does not."""
     assert f.outer is not None
-    own, one = d.own_outer(f.blocks(d), f.scope(d)).stored, torch.ones(1)
+    own, one = f.own(d).stored, torch.ones(1)
     factor = d.decode(one, one, own)  # what values are multiplied by
     stored = {
         "as it stores it": own,
@@ -216,7 +248,7 @@ def _of_narrow(f: Folded, d: Dialect) -> Iterator[ScaleLaw]:
         blocks = f.blocks(d, dtype)
         if bool(torch.isfinite(blocks.x).all()) and bool((blocks.x != torch.where(f.finite, f.x, 0.0)).any()):
             fault = f"x is rounded to {words} before it is quantized"
-            yield _law(f, d, blocks, d.own_outer(blocks, f.scope(d)), fault, dtype)
+            yield _law(f, d, blocks, f.own(d, dtype), fault, dtype)
 
 
 def not_finite(f: Folded, law: ScaleLaw) -> list[str]:

@@ -41,7 +41,7 @@ def judge_outer(found: Identification, case: Case, outer: Tensor | None) -> tupl
 def upside_down(d: Dialect, f: Folded) -> bool:
     """Whether what is stored is 1 over what a dialect would store."""
     assert f.outer is not None
-    own = d.own_outer(f.blocks(d), f.scope(d)).stored
+    own = f.own(d).stored
     inverse, same = (torch.isclose(f.outer, t, rtol=1e-6, atol=0.0).all() for t in (torch.ones(1) / own, own))
     return bool(inverse) and not bool(same)
 

@@ -7,6 +7,7 @@ sentence that names it; products that FP32 sums may give are inside the bound, a
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ import torch
 from torch import Tensor
 
 import numerics as nm
+from hw import check_laws
 from hw.check import check
+from hw.check_dump import read
 
 Dump = dict[str, Tensor]
 R = nm.Rounding
@@ -23,6 +26,7 @@ X = torch.randn(64, 256, generator=RANDOM)
 HEAVY = X * torch.exp(2 * torch.randn(64, 256, generator=RANDOM))
 TIES = torch.randint(-24, 25, (64, 256), generator=RANDOM) / 4
 TIES[:, ::16] = 6.0
+HEAD_OF = check_laws.Folded.head
 
 
 def dump_of(x: Tensor, fmt: nm.BlockFormat = nm.NVFP4, **how) -> Dump:
@@ -202,6 +206,13 @@ def test_what_is_refused_is_named(name: str):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
+def test_one_array_named_npz_is_refused(tmp_path: Path):
+    with (tmp_path / "dump.npz").open("wb") as file:
+        np.save(file, D["x"])
+    with pytest.raises(ValueError, match="is no whole npz file of arrays .it holds one array without a name"):
+        read(tmp_path / "dump.npz")
+
+
 # Products.
 
 
@@ -257,3 +268,23 @@ def test_a_fault_in_one_row_of_a_tall_output_is_named():
     assert check(d | {"output": nm.matmul(a, b, groups=(0, 37, 640))})
     report = check(d | {"output": nm.matmul(a, b, groups=(0, 38, 640))})
     assert len(report.faults) == 1 and "offsets are off by one" in report.faults[0], str(report)
+
+
+# Large tensors: laws are tried on the first rows, and the best are run on all.
+
+
+@pytest.mark.parametrize("fmt", [nm.NVFP4, nm.NVFP4_46, nm.MXFP8], ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("outer", ["tensor", "row"])
+def test_a_large_tensor_is_judged_as_a_small_one(fmt: nm.BlockFormat, outer: str, monkeypatch: pytest.MonkeyPatch):
+    d = dump_of(HEAVY, fmt, outer=outer) if fmt != nm.MXFP8 else dump_of(HEAVY, fmt)
+    one = d["scales"].clone()
+    one[40, 3] += 1
+    truncated = nm.quantize(HEAVY, fmt, rounding=R.TOWARD_ZERO).codes
+    changes = [{"scales": d["scales"].roll(1, 0)}, {"scales": one}, {"codes": truncated}]
+    small = [check(d | change) for change in changes]
+    monkeypatch.setattr(check_laws, "LARGE", 0)
+    monkeypatch.setattr(check_laws, "HEAD", 16)
+    tried = []
+    monkeypatch.setattr(check_laws.Folded, "head", lambda f, rows: tried.append(rows) or HEAD_OF(f, rows))
+    assert [check(d | change).faults for change in changes] == [report.faults for report in small]
+    assert 16 in tried
