@@ -209,7 +209,7 @@ def test_what_is_refused_is_named(name: str):
 def test_one_array_named_npz_is_refused(tmp_path: Path):
     with (tmp_path / "dump.npz").open("wb") as file:
         np.save(file, D["x"])
-    with pytest.raises(ValueError, match="is no whole npz file of arrays .it holds one array without a name"):
+    with pytest.raises(ValueError, match=r"is no whole npz file of arrays.*it holds one array"):
         read(tmp_path / "dump.npz")
 
 
