@@ -163,6 +163,12 @@ def test_a_smaller_scale_of_a_short_block_is_not_stale_padding():
     assert not report and "stale" not in str(report)
 
 
+def test_a_larger_scale_where_every_block_is_short_is_not_stale_padding():
+    d = dump_of(X[:3, :10], nm.MXFP8)
+    d["scales"][1] += 1
+    assert "stale" not in str(check(d))
+
+
 # Arrays and tensors of every kind.
 
 D = {name: t.numpy() for name, t in dump_of(X).items()}
