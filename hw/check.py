@@ -6,8 +6,8 @@
 
 `check_dump` says what a dump holds. A quantization is read in every format and layout that its shapes allow
 (`check_case`, `check_layouts`); `nm.scales.identify` then looks for a dialect that makes every byte, and failing that,
-`check_laws` says how scales and codes depart from the nearest. A product is compared with the exact one
-(`check_products`). Exit status: 0 if a contract is satisfied, 1 if not, 2 for a dump that cannot be judged.
+`check_laws` and `check_codes` say how scales and codes depart from the nearest. A product is compared with the exact
+one (`check_products`). Exit status: 0 if a contract is satisfied, 1 if not, 2 for a dump that cannot be judged.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from numerics.dialects_core import LAYOUTS
 from numerics.scales import DIALECTS, Identification
 
 from .check_case import UNLIKE, Case, cases
+from .check_codes import CodeLaw, code_laws, other_signs, tie_distance
 from .check_dump import Dump, dump_of, read
-from .check_laws import CodeLaw, Folded, ScaleLaw, code_laws, scale_laws, tie_distance
+from .check_laws import Folded, ScaleLaw, not_finite, scale_laws, shortlist
 from .check_products import judge_product
 from .check_report import Report
 from .check_values import judge_outer, judge_values
@@ -77,12 +78,18 @@ def check(
         an unknown format, dialect or layout.
     """
     name = None if fmt is None else _format(fmt)
-    if contract is not None and contract not in DIALECTS:
+    if contract is not None and contract not in list(DIALECTS):  # a list also takes what cannot be a key
         raise ValueError(f"contract={contract!r}: use one of {', '.join(DIALECTS)}")
     if scale_layout not in (None, "row-major", "swizzled"):
         raise ValueError(f"scale_layout={scale_layout!r}: use 'row-major' or 'swizzled', or leave it out")
     dump = dump_of(tensors)
     if dump.is_product:
+        asked = {"axis": axis if axis != -1 else None, "contract": contract, "scale_layout": scale_layout}
+        for key, value in asked.items():
+            if value is not None:
+                raise ValueError(
+                    f"{key}={value!r}: the dump holds a product, which is judged by its bound; leave it out"
+                )
         return judge_product(dump, name)
     return _quantization(dump, name, axis, contract, scale_layout)
 
@@ -113,23 +120,24 @@ class _Judged:
     def missed(self) -> tuple[int, int]:
         """Bytes that no law explains, then the number of faults."""
         if self.scales is None or self.codes is None:
-            return 0, len(self.case.faults)
+            return 0, len(self.case.faults) + len(judge_outer(self.found, self.case, self.outer)[1])
         faults = len(self.case.faults) + (self.scales.fault is not None) + (self.codes.fault is not None)
-        return self.scales.count * self.case.layout.block + self.codes.count, faults
+        return _unexplained(self.case, self.scales, self.codes), faults
 
 
 def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, scale_layout: str | None) -> Report:
     found = cases(dump, fmt, axis)
-    best = min(found, key=lambda case: case.error)
-    if best.error > UNLIKE:
-        text = f"the codes do not resemble x in any layout; the best, {', '.join(best.words)}, has an error of"
-        return Report(best.layout.name, (), (), (f"{text} {best.error:.2f} of x's energy: they are of another tensor",))
-    judged = []
+    judged: list[_Judged] = []
     for case in found:
         judged.append(_judge(case, _outer(dump, case, axis), contract))
         if judged[-1].missed == (0, 0):
             break
-    return _report(min(judged, key=lambda j: j.missed), dump, axis, contract, scale_layout)
+    best = min(judged, key=lambda j: j.missed)
+    if best.case.error > UNLIKE and best.scales and best.codes and best.scales.count and best.codes.count:
+        text = f"the codes do not resemble x in any layout; the best, {', '.join(found[0].words)}, has an error of"
+        text = f"{text} {found[0].error:.2f} of x's energy, and no law makes them: they are of another tensor"
+        return Report(found[0].layout.name, (), (), (f"{text}, or out of place",))
+    return _report(best, dump, axis, contract, scale_layout)
 
 
 def _outer(dump: Dump, case: Case, axis: int) -> Tensor | None:
@@ -166,13 +174,23 @@ def _judge(case: Case, outer: Tensor | None, contract: str | None) -> _Judged:
     strange = bool(judged.matches) and bool(judge_outer(found, case, outer)[1])
     if judged.matches and not strange:
         return judged
-    folded, dialects = Folded.of(case, outer), [verdict.dialect for verdict in found]  # the nearest first
-    laws = scale_laws(folded, [d for d in dialects if contract == d.name] or dialects)
-    few = [(law, code_laws(folded, law)[0]) for law in laws[:3]]
-    scales, made = min(few, key=lambda pair: (pair[0].count * case.layout.block + pair[1].count, pair[0].fault or ""))
+    folded = Folded.of(case, outer)
+    asked = [verdict.dialect for verdict in found if contract == verdict.dialect.name]
+    laws = scale_laws(folded, asked or shortlist(folded, found))
+    few = []
+    for law in laws[:3]:
+        few.append((law, code_laws(folded, law)[0]))
+        if law.fault is None and _unexplained(case, *few[-1]) * 1000 < codes.numel():
+            break  # further dialects would not tell more
+    scales, made = min(few, key=lambda pair: (_unexplained(case, *pair), pair[0].fault or ""))
     if strange and not scales.faultless:
         return judged
     return _Judged(case, outer, found, scales, made)
+
+
+def _unexplained(case: Case, scales: ScaleLaw, codes: CodeLaw) -> int:
+    """Codes that differ, or that stand in blocks whose scale does."""
+    return scales.count * case.layout.block + codes.count
 
 
 def _identify(case: Case, codes: Tensor, outer: Tensor | None) -> Identification:
@@ -197,6 +215,7 @@ def _report(j: _Judged, dump: Dump, axis: int, contract: str | None, scale_layou
         names, told, wrong = (), *_laws(j)
         if not faults and not wrong and contract is not None and j.scales.dialect.name == contract:
             names = (contract,)
+    told += [] if case.x.numel() else ["there are no values: nothing to tell contracts apart by"]
     facts, faults = facts + told, faults + wrong
     told, wrong = judge_values(dump, case, j.outer, names, axis)
     return Report(case.layout.name, names, tuple(facts + told), tuple(faults + wrong), _first(j, names))
@@ -236,7 +255,7 @@ def _laws(j: _Judged) -> tuple[list[str], list[str]]:
         facts.append(f"codes: {codes.words}, every one of {total}")
     else:
         faults.append(f"codes: {codes.words} is the nearest law; {codes.count:,} of {total} differ{_how(j)}")
-    faults += _not_finite(j)
+    faults += not_finite(Folded.of(j.case, j.outer), scales)
     return facts, faults
 
 
@@ -248,27 +267,12 @@ def _how(j: _Judged) -> str:
     """What the codes that differ have in common."""
     assert j.scales is not None and j.codes is not None
     folded = Folded.of(j.case, j.outer)
-    if bool(((folded.codes & j.case.layout.element.max_code)[j.codes.wrong] == 0).all()):
+    if other_signs(folded, j.scales, j.codes.wrong):
         return ", all of them zeros: their sign is lost"
     distance = tie_distance(folded, j.scales, j.codes.wrong)
     if distance < 2.0**-16:
         return f", all within {distance:.1e} of a tie: an approximate division, or another order of operations"
     return ""
-
-
-def _not_finite(j: _Judged) -> list[str]:
-    """What became of blocks with NaN or Inf, where the finite ones are explained."""
-    assert j.scales is not None and j.codes is not None
-    blocks = (~torch.isfinite(j.case.x.float())).unflatten(-1, (-1, j.case.layout.block)).any(-1)
-    count = int(blocks.sum())
-    if not count:
-        return []
-    bytes_there = sorted({f"{int(b):#04x}" for b in j.case.scales[blocks].flatten()[:4096]})
-    rule, name = j.scales.dialect.prose.nonfinite, j.scales.dialect.name
-    return [
-        f"NaN policy: {count:,} blocks hold NaN or Inf and have scale bytes {', '.join(bytes_there[:6])}; by {name}: "
-        f"{rule}"
-    ]
 
 
 def _first(j: _Judged, names: tuple[str, ...]) -> str:

@@ -27,6 +27,7 @@ from .check_layouts import code_readings, scale_readings
 
 SAMPLE = 256  # rows that are compared
 CLOSE = 1.1  # times the least error: readings that go on to the comparison of bytes
+RIVAL = 2.0  # the same of readings that need no fault
 UNLIKE = 0.25  # an error from here on: the codes are not those of x
 SIZES = (16, 32, 64, 128)
 
@@ -37,7 +38,7 @@ class Case:
 
     Args:
         x: what was quantized, blocks along its last axis, padded to whole blocks of every group; codes: of its shape;
-            scales: one per block. real: which places along the last axis are values. starts: which blocks are ragged.
+            scales: one per block. real: which places along the last axis are values.
         words: how it was read. faults: what is wrong with lying or being cut so. error: see above.
     """
 
@@ -62,7 +63,8 @@ class Case:
 
 
 def cases(dump: Dump, fmt: str | None, axis: int) -> list[Case]:
-    """Readings of a quantization, the likeliest first: those whose error is close to the least.
+    """Readings of a quantization: those whose error is close to the least, and rivals without a fault; these first.
+    Where all are unlike x, the likeliest without a fault.
 
     Raises: ValueError if no layout explains the shapes.
     """
@@ -77,8 +79,14 @@ def cases(dump: Dump, fmt: str | None, axis: int) -> list[Case]:
             f"no format and no layout explain the shapes: {shapes}; pass codes like x, or two per byte, and one scale "
             "per 16 (NVFP4) or 32 (MX) values along the last axis, or name --format and --axis"
         )
-    least = min(case.error for case in found)
-    return [case for case in found if case.error <= CLOSE * least + 1e-9][:8]
+    found.sort(key=lambda case: case.error)  # equal ones stay in order, the usual first
+    least, sound = found[0].error, [case for case in found if not case.faults]
+    if least > UNLIKE:
+        first = {case.layout.name: case for case in reversed(sound)}  # of each format
+        return sorted(first.values(), key=lambda case: case.error) or found[:1]
+    rivals = [case for case in sound if case.error <= RIVAL * least + 1e-9]
+    close = [case for case in found if case.error <= CLOSE * least + 1e-9 and case.faults]
+    return sorted([*rivals, *close], key=lambda case: len(case.faults))[:8]
 
 
 def _layouts(fmt: str | None) -> list[Layout]:
@@ -163,8 +171,10 @@ def _cuts(groups: tuple[int, ...] | None, length: int) -> Iterator[tuple[str, st
 
 def _error(x: Tensor, codes: Tensor, scales: Tensor, layout: Layout) -> float:
     """How far the decoded values are from pointing along x, see the module."""
+    if not codes.numel():
+        return 0.0
     k = x.shape[-1]
-    x, codes, scales = (t.reshape(-1, t.shape[-1]) for t in (x, codes, scales))
+    x, codes, scales = (t.flatten(0, -2) for t in (x, codes, scales))
     step = max(1, len(x) // SAMPLE)
     x, codes, scales = x[::step], codes[::step], scales[::step]
     fmt = nm.E4M3 if layout.name == "NVFP4" else nm.E8M0
@@ -177,4 +187,4 @@ def _error(x: Tensor, codes: Tensor, scales: Tensor, layout: Layout) -> float:
     dot, norms = (x * value).sum(-1), x.square().sum(-1) * value.square().sum(-1)
     both_zero = (x == 0).all(-1) & (value == 0).all(-1)
     cosine = torch.where(norms > 0, dot.abs() * dot / torch.where(norms > 0, norms, 1.0), both_zero.to(dot.dtype))
-    return float((1 - cosine).mean()) if len(x) else 0.0
+    return float((1 - cosine).mean())

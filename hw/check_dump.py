@@ -43,12 +43,13 @@ ALIASES = {
     "amax": "outer",
     "dequantized": "values",
 }
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _BYTES = ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn_x2")
 
 
 @dataclass(frozen=True)
 class Dump:
-    """Tensors by their names here, all on one device. Codes and scales are uint8, outer scales and output float32 or
+    """Tensors by their names here, on the CPU. Codes and scales are uint8, outer scales and output float32 or
     narrower floats, groups a tuple of integers."""
 
     tensors: dict[str, Tensor]
@@ -82,7 +83,10 @@ def read(path: Path) -> Mapping[str, Any]:
             raise ValueError(f"{path} is no whole safetensors file ({error}); dump it again") from error
     if path.suffix == ".npz":
         try:
-            with np.load(path, allow_pickle=False) as file:
+            file = np.load(path, allow_pickle=False)
+            if isinstance(file, np.ndarray):
+                raise ValueError("it holds one array without a name")
+            with file:
                 return {name: file[name] for name in file.files}
         except (zipfile.BadZipFile, ValueError, EOFError, KeyError, AttributeError) as error:
             text = " ".join(str(error).split())
@@ -107,25 +111,36 @@ def dump_of(tensors: Mapping[str, Any]) -> Dump:
             raise ValueError(f"the dump holds {name} twice, once as {key!r}: leave one of them out")
         named[name] = _tensor(value, key)
     _require_names(named, tensors)
+    for name, t in named.items():
+        if t.layout != torch.strided:
+            raise ValueError(f"{name} has layout {t.layout}: pass a dense tensor")
     devices = {name: str(t.device) for name, t in named.items()}
     if len(set(devices.values())) > 1:
         raise ValueError(f"the dump is on several devices, {_listed(devices)}: move all of it to one")
+    if "meta" in devices.values():
+        raise ValueError("the dump is on the device meta, which holds no values: pass tensors that do")
     groups = named.pop("groups", None)
-    checked = {name: _typed(t, name) for name, t in named.items()}
+    checked = {name: _typed(t.cpu(), name) for name, t in named.items()}
     return Dump(checked, None if groups is None else _groups(groups))
 
 
 def _tensor(value: Any, name: str) -> Tensor:
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = np.asarray(value)
         if value.dtype.kind == "V" and value.dtype.itemsize in (1, 2):
             kind = (np.uint8, np.int16)[value.dtype.itemsize - 1]
             bits = torch.from_numpy(np.ascontiguousarray(value).view(kind))
             return bits if value.dtype.itemsize == 1 else bits.view(torch.bfloat16)
         if value.dtype.kind not in "biuf" or value.dtype.itemsize > 8:
             raise ValueError(f"{name} is an array of {value.dtype}: pass numbers")
-        return torch.from_numpy(np.ascontiguousarray(value))
+        # a copy of what torch does not take: another byte order, memory that is not writable
+        own = np.require(value, value.dtype.newbyteorder("="), ["C", "W"])
+        return torch.from_numpy(own.reshape(value.shape))
     if isinstance(value, (int, float, list, tuple)):
-        return torch.tensor(value)
+        try:
+            return torch.tensor(value)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ValueError(f"{name} is a {type(value).__name__} that is no array of numbers ({error})") from error
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} is a {type(value).__name__}: pass tensors or arrays")
     return value.detach()
@@ -141,7 +156,7 @@ def _require_names(named: dict[str, Tensor], given: Mapping[str, Any]) -> None:
     missing = [name for name in wanted if name not in named]
     if missing:
         raise ValueError(
-            f"the dump holds {', '.join(sorted(map(str, given))) or 'nothing'} and lacks {', '.join(missing)}: a "
+            f"the dump holds {_some(given)} and lacks {', '.join(missing)}: a "
             f"quantization has {', '.join(QUANTIZATION)}, a product {', '.join(PRODUCT)}"
         )
 
@@ -151,15 +166,16 @@ def _typed(t: Tensor, name: str) -> Tensor:
     if name.endswith(("codes", "scales")):
         if str(t.dtype).removeprefix("torch.") in _BYTES:
             return t.view(torch.uint8)
-        if t.is_floating_point() or t.dtype == torch.bool:
+        if t.is_floating_point() or t.is_complex() or t.is_quantized or t.dtype == torch.bool:
             raise ValueError(f"{name} has dtype {t.dtype}: pass bytes (uint8, or a float8 or float4 dtype)")
+        t = t if t.dtype == torch.uint8 else t.to(torch.int64)
         if t.numel() and (int(t.min()) < -128 or int(t.max()) > 255):
             raise ValueError(f"{name} reach from {int(t.min())} to {int(t.max())}: pass bytes, 0 to 255")
-        return t.to(torch.int32).bitwise_and(255).to(torch.uint8)
-    if not t.is_floating_point():
-        if name == "signs":
+        return t.bitwise_and(255).to(torch.uint8)
+    if t.dtype not in FLOATS:
+        if name == "signs" and not t.is_complex():
             return t.to(torch.float32)
-        raise ValueError(f"{name} has dtype {t.dtype}: pass floating point")
+        raise ValueError(f"{name} has dtype {t.dtype}: pass floating point, {', '.join(map(str, FLOATS))}")
     if name.endswith("outer"):
         if t.dtype != torch.float32:
             raise ValueError(f"{name} has dtype {t.dtype}: outer scales are float32")
@@ -170,6 +186,12 @@ def _groups(t: Tensor) -> tuple[int, ...]:
     if t.is_floating_point() or t.ndim != 1:
         raise ValueError(f"groups has dtype {t.dtype} and shape {tuple(t.shape)}: pass the experts' integer offsets")
     return tuple(int(n) for n in t)
+
+
+def _some(given: Mapping[str, Any]) -> str:
+    """The first keys of a dump."""
+    names = sorted(map(str, given))
+    return ", ".join(names[:12]) + f" and {len(names) - 12:,} more" * (len(names) > 12) or "nothing"
 
 
 def _listed(named: dict[str, str]) -> str:

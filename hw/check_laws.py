@@ -1,29 +1,27 @@
-"""Laws that may have made a tensor's scales and codes: dialects, and what goes wrong in kernels.
+"""Laws that may have made a tensor's scales: dialects, and what goes wrong in kernels. Codes: `check_codes`.
 
-Scales and codes are judged apart. A law of scales is a dialect with some outer scale, then: another rounding of the
-scale, x or the scale before rounding cut to bfloat16, scales of a neighbouring block or row, padding that was not
-cleared. A law of codes divides x by the scales that are stored, whatever made them, so that a wrong scale does not hide
-a right payload: to nearest even, or with other ties and directions, through bfloat16 or float16, by the scale before
-it was rounded, without the outer scale. Quotients are those of real numbers: float64 divides two products of float32
-and small codes exactly enough that no quotient lies within its error of a tie without being one.
+A law of scales is a dialect with some outer scale, then: another rounding of the scale, x or the scale before rounding
+cut to bfloat16, scales of a neighbouring block or row, padding that was not cleared. Scales and codes are judged apart.
 
 Blocks that hold NaN or Inf are left out of these counts; `check` tells them apart.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 import numerics as nm
 from numerics.dialects_core import Blocks, Dialect, Outer, Steps, folded_outer
+from numerics.identify_result import Identification
 
 from .check_case import Case
 
-EVEN = nm.Rounding.NEAREST_EVEN
 MODES = {
     "with ties away from zero instead of to even": nm.Rounding.NEAREST_AWAY,
     "toward zero, not to nearest": nm.Rounding.TOWARD_ZERO,
@@ -32,8 +30,22 @@ MODES = {
 }
 UNRELATED = "the stored outer scale does not belong to codes and scales"
 LOST = "the outer scale is lost: one is stored, but scales are those of x without it"
-TIES_DOWN = "with ties toward zero instead of to even"
+LARGE, HEAD, FEW = 1 << 20, 128, 4  # elements, rows, dialects: see `shortlist`
+ENOUGH = 3  # dialects that make every scale: further ones would not tell more
 NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Law(Protocol):
+    """What `best_first` sorts."""
+
+    @property
+    def fault(self) -> str | None: ...
+
+    @property
+    def count(self) -> int: ...
+
+
+L = TypeVar("L", bound=Law)
 
 
 @dataclass(frozen=True)
@@ -74,24 +86,9 @@ class ScaleLaw:
 
 
 @dataclass(frozen=True)
-class CodeLaw:
-    """What may have made the codes from x and the stored scales. words: the law. fault: what is wrong with it, or None.
-    wrong: codes that differ, bool (..., n, B), False where a block is not finite or there is padding."""
-
-    words: str
-    fault: str | None
-    wrong: Tensor
-
-    @property
-    def count(self) -> int:
-        """How many differ."""
-        return int(self.wrong.sum())
-
-
-@dataclass(frozen=True)
 class Folded:
     """A case in blocks: x float32 and codes (..., n, B), scales (..., n, 1), which blocks are finite (..., n, 1), which
-    places are values (n, B); the stored outer (..., n or 1, 1), or None."""
+    places are values (n, B); the stored outer (..., n or 1, 1), or None. whole: what this is the head of, or None."""
 
     case: Case
     x: Tensor
@@ -100,6 +97,7 @@ class Folded:
     finite: Tensor
     real: Tensor
     outer: Tensor | None
+    whole: Folded | None = None
 
     @staticmethod
     def of(case: Case, outer: Tensor | None) -> Folded:
@@ -122,24 +120,68 @@ class Folded:
         made = dialect.blocks(x.flatten(-2), self.case.layout.block, self.case.layout.element)
         return replace(made, dtype=self.case.x.dtype)
 
+    def head(self, rows: int) -> Folded:
+        """The first rows, under outer scales of the whole."""
+        parts = {name: _head(getattr(self, name), rows) for name in ("x", "codes", "scales", "finite")}
+        return replace(self, outer=None if self.outer is None else _head(self.outer, rows), whole=self, **parts)
+
+    def own(self, dialect: Dialect, narrow: torch.dtype | None = None) -> Outer:
+        """The outer scale that a dialect would derive from x."""
+        if self.whole is None:
+            return dialect.own_outer(self.blocks(dialect, narrow), self.scope(dialect))
+        own, rows = self.whole.own(dialect, narrow), self.x.shape[-3]
+        return Outer(_head(own.stored, rows), None if own.amax is None else _head(own.amax, rows))
+
     def scope(self, dialect: Dialect) -> tuple[int, ...] | None:
         """Extents of the outer's axes but the last, as `Dialect.own_outer` takes them."""
         return None if self.outer is None or dialect.run is not None else tuple(self.outer.shape[:-2])
 
 
+def _head(t: Tensor, rows: int) -> Tensor:
+    return t[..., :rows, :, :] if t.shape[-3] > 1 else t
+
+
+def shortlist(f: Folded, found: Identification) -> list[Dialect]:
+    """Dialects worth trying, the nearest first: of a large tensor those whose scales come close, or where none do,
+    those of the laws that explain its head best."""
+    verdicts = list(found)
+    if f.x.numel() < LARGE:
+        return [verdict.dialect for verdict in verdicts]
+    least = min(verdict.scales for verdict in verdicts)
+    if least * 100 < f.scales.numel():
+        return [verdict.dialect for verdict in verdicts if verdict.scales <= 2 * least][:FEW]
+    laws = scale_laws(f.head(HEAD), [verdict.dialect for verdict in verdicts])
+    return list({law.dialect.name: law.dialect for law in laws}.values())[:FEW]
+
+
 def scale_laws(f: Folded, dialects: list[Dialect]) -> list[ScaleLaw]:
-    """Laws of the scales, the best first: the fewest bytes that differ, then no fault, then the order of `dialects`."""
-    found = [law for d in dialects for law in _of_dialect(f, d)]
+    """Laws of the scales, see `best_first`, then in the order of `dialects`."""
+    found: list[ScaleLaw] = []
+    for d in dialects:
+        found += _of_dialect(f, d)
+        if sum(law.faultless for law in found) >= ENOUGH:
+            break
     if min(law.count for law in found):
         found += [changed for law in found if law.fault is None for changed in _variants(f, law)]
         found += [law for d in dialects for law in _of_narrow(f, d)]
-    return sorted(found, key=lambda law: (law.count, law.fault is not None))
+    return best_first(found)
+
+
+def best_first(laws: list[L]) -> list[L]:
+    """The fewest bytes that differ, then no fault. A fault that leaves more than a quarter of the bytes that differ
+    from the best law without one explains too little to be named: it comes last."""
+    plain = min((law.count for law in laws if law.fault is None), default=math.inf)
+
+    def rank(law: L) -> tuple[bool, int, bool]:
+        return law.fault is not None and 4 * law.count > plain, law.count, law.fault is not None
+
+    return sorted(laws, key=rank)
 
 
 def _of_dialect(f: Folded, d: Dialect) -> Iterator[ScaleLaw]:
     """A dialect with its own outer scale, the stored one, its reciprocal and none."""
     blocks = f.blocks(d)
-    own = d.own_outer(blocks, f.scope(d))
+    own = f.own(d)
     if d.outer_of is None or f.outer is None:
         yield _law(f, d, blocks, own, LOST if f.outer is not None and bool((f.outer != 1).any()) else None)
         return
@@ -155,7 +197,7 @@ def _of_dialect(f: Folded, d: Dialect) -> Iterator[ScaleLaw]:
 def direction(f: Folded, d: Dialect) -> str | None:
     """In words, how the stored outer tells what the dialect stores; None if it does not."""
     assert f.outer is not None
-    own, one = d.own_outer(f.blocks(d), f.scope(d)).stored, torch.ones(1)
+    own, one = f.own(d).stored, torch.ones(1)
     factor = d.decode(one, one, own)  # what values are multiplied by
     stored = {
         "as it stores it": own,
@@ -194,7 +236,8 @@ def _variants(f: Folded, law: ScaleLaw) -> Iterator[ScaleLaw]:
                 fault = f"scales are stale or out of place: each is that of its {what} {-step:+d}"
                 yield replace(law, fault=fault, wrong=_differs(f, steps.scales.roll(step, axis)))
     ragged = f.case.ragged
-    if bool(ragged.any()) and not bool(law.wrong[..., ~ragged].any()):
+    larger = bool((f.scales > steps.scales).squeeze(-1)[law.wrong].all())
+    if larger and bool(ragged.any()) and not bool(ragged.all()) and not bool(law.wrong[..., ~ragged].any()):
         stale = "stale padding: scales of the short last blocks alone are wrong, as if they held more than their values"
         yield replace(law, fault=stale, wrong=torch.zeros_like(law.wrong))
 
@@ -205,103 +248,29 @@ def _of_narrow(f: Folded, d: Dialect) -> Iterator[ScaleLaw]:
         blocks = f.blocks(d, dtype)
         if bool(torch.isfinite(blocks.x).all()) and bool((blocks.x != torch.where(f.finite, f.x, 0.0)).any()):
             fault = f"x is rounded to {words} before it is quantized"
-            yield _law(f, d, blocks, d.own_outer(blocks, f.scope(d)), fault, dtype)
+            yield _law(f, d, blocks, f.own(d, dtype), fault, dtype)
 
 
-def code_laws(f: Folded, law: ScaleLaw) -> list[CodeLaw]:
-    """Laws of the codes, the best first. `law`: of the scales. Stochastic rounding explains nearly everything, so it
-    is thought of where no other law explains all of it."""
-    found = sorted(_codes(f, law), key=lambda one: (one.count, one.fault is not None))
-    return [*_stochastic(f, law), *found] if found[0].count else found
+def not_finite(f: Folded, law: ScaleLaw) -> list[str]:
+    """The fault, if blocks that hold NaN or Inf are not what the law's dialect makes of them."""
+    d, there = law.dialect, ~f.finite.squeeze(-1)
+    if not bool(there.any()):
+        return []
+    made = d.blocks(f.x.flatten(-2), f.case.layout.block, f.case.layout.element)
+    blocks = replace(made, dtype=f.case.x.dtype)
+    for outer in (law.outer, d.own_outer(blocks, f.scope(d))):
+        steps = d.steps(blocks, outer)
+        codes = (steps.codes != f.codes) & f.real & (d.defined_nan | ~torch.isnan(steps.scaled))
+        wrong = (_one_nan(f, steps.scales) != _one_nan(f, f.scales)).squeeze(-1) | codes.any(-1)
+        if not bool(wrong[there].any()):
+            return []
+    bytes_there = sorted({f"{int(b):#04x}" for b in f.scales.squeeze(-1)[there][:4096]})
+    return [
+        f"NaN policy: {int(there.sum()):,} blocks hold NaN or Inf and have scale bytes {', '.join(bytes_there[:6])}; "
+        f"by {d.name}: {d.prose.nonfinite}"
+    ]
 
 
-def _codes(f: Folded, law: ScaleLaw) -> Iterator[CodeLaw]:
-    element = f.case.layout.element
-    for words, q in _quotients(f, law):
-        yield CodeLaw(words, None, _wrong(f, nm.encode(q, element)))
-        for text, mode in MODES.items():
-            yield CodeLaw(words, f"codes are rounded {text}", _wrong(f, nm.encode(q, element, mode)))
-        toward = torch.nextafter(q, torch.zeros_like(q))
-        yield CodeLaw(words, f"codes are rounded {TIES_DOWN}", _wrong(f, nm.encode(toward, element)))
-        for narrow, dtype in NARROW.items():
-            twice = q.to(torch.float32).to(dtype).to(torch.float64)
-            fault = f"elements are rounded twice: to {narrow} before {element.name}"
-            yield CodeLaw(words, fault, _wrong(f, nm.encode(twice, element)))
-    for fault, q in _wrong_quotients(f, law):
-        yield CodeLaw("", fault, _wrong(f, nm.encode(q, element)))
-    its = "" if law.faultless else ", by scales of its own"
-    yield CodeLaw(f"as {law.dialect.name} makes them{its}", None, _wrong(f, law.steps(f).codes))
-
-
-def _stored(f: Folded) -> Tensor:
-    return nm.decode(f.scales, f.case.scale_format).to(torch.float64)
-
-
-def _quotients(f: Folded, law: ScaleLaw) -> Iterator[tuple[str, Tensor]]:
-    """(words, elements before rounding, float64)."""
-    step = _stored(f) * law.factor.to(torch.float64)
-    yield "x / scale" if law.dialect.outer_of is None else "x / (scale * outer)", _over(f.x.to(torch.float64), step)
-    if law.faultless:
-        yield f"elements as {law.dialect.name} scales them", law.steps(f).scaled.to(torch.float64)
-
-
-def _wrong_quotients(f: Folded, law: ScaleLaw) -> Iterator[tuple[str, Tensor]]:
-    """(fault, elements before rounding, float64)."""
-    element, scale_format, x = f.case.layout.element, f.case.scale_format, f.x.to(torch.float64)
-    scale, factor = _stored(f), law.factor.to(torch.float64)
-    if f.case.x.dtype == torch.float32:
-        for narrow, dtype in NARROW.items():
-            cut = f"x is rounded to {narrow} before it is scaled and rounded to {element.name}"
-            yield cut, _over(f.x.to(dtype).to(torch.float64), scale * factor)
-    bare = (
-        "the scale byte is rounded, the payload is not: elements are divided by the scale as it was before it was "
-        f"rounded to {scale_format.name}"
-    )
-    yield bare, _over(x, law.steps(f).ratio.to(torch.float64) * factor)
-    yield bare, _over(x, f.x.abs().amax(-1, keepdim=True).to(torch.float64) / element.max)
-    if f.outer is not None:
-        yield "the outer scale is lost: elements are divided by the block scale alone", _over(x, scale)
-        yield "the outer scale is used in the wrong direction where elements are scaled", _over(x, scale / factor)
-
-
-def _over(x: Tensor, divisor: Tensor) -> Tensor:
-    """x / divisor; signed zero for a zero, saturating codes for a scale of zero."""
-    return torch.where(x == 0, x, x / divisor.expand(torch.broadcast_shapes(x.shape, divisor.shape)))
-
-
-def _wrong(f: Folded, codes: Tensor) -> Tensor:
-    return (codes != f.codes) & f.real & f.finite
-
-
-def _stochastic(f: Folded, law: ScaleLaw) -> Iterator[CodeLaw]:
-    """Every code is one of its element's two neighbours, and as many are not the nearer one as chance would have."""
-    element = f.case.layout.element
-    _, q = next(_quotients(f, law))
-    low, high = (nm.encode(q, element, mode) for mode in (nm.Rounding.TOWARD_NEGATIVE, nm.Rounding.TOWARD_POSITIVE))
-    outside = (f.codes != low) & (f.codes != high) & f.real & f.finite
-    inside = f.real & f.finite & (low != high)
-    if bool(outside.any()) or not bool(inside.any()):
-        return
-    below, above = (nm.decode(c, element).to(torch.float64)[inside] for c in (low, high))
-    share = (q[inside] - below) / (above - below)
-    up = (f.codes == high)[inside]
-    spread = max(float((share * (1 - share)).sum().sqrt()), 1.0)
-    far = torch.where(up, share < 0.5, share > 0.5).sum() - torch.minimum(share, 1 - share).sum()
-    if abs(float(far)) > 6 * spread:  # the variance of either count
-        return
-    z = float(up.sum() - share.sum()) / spread
-    words = f"stochastic: each is one of its element's two neighbours, rounded up {z:+.1f} standard errors too often"
-    yield CodeLaw(words, None if abs(z) <= 5 else f"codes are biased; {words}", outside)
-
-
-def tie_distance(f: Folded, law: ScaleLaw, wrong: Tensor) -> float:
-    """The largest distance of the elements `wrong` from a tie between codes, relative to the element; inf if one of
-    their codes is no neighbour of its element."""
-    element = f.case.layout.element
-    _, q = next(_quotients(f, law))
-    low, high = (nm.encode(q, element, mode) for mode in (nm.Rounding.TOWARD_NEGATIVE, nm.Rounding.TOWARD_POSITIVE))
-    if bool(((f.codes != low) & (f.codes != high) & wrong).any()):
-        return float("inf")
-    tie = (nm.decode(low, element).to(torch.float64) + nm.decode(high, element).to(torch.float64)) / 2
-    away = ((q - tie).abs() / q.abs())[wrong]
-    return float(away.max()) if away.numel() else 0.0
+def _one_nan(f: Folded, scales: Tensor) -> Tensor:
+    """The negative NaN of E4M3 as the positive one."""
+    return torch.where(scales == 0xFF, 0x7F, scales) if f.case.scale_format == nm.E4M3 else scales

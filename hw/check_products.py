@@ -6,11 +6,13 @@
 holds for every order of K FP32 additions, each rounded to nearest or truncated (a unit in the last place, 2^-23 of a
 partial sum that is at most S), for products that are rounded before they are added, two factors more for the outer
 scales, and one rounding to the output's dtype at the end, u = 2^-24, 2^-8 or 2^-11 for float32, bfloat16 and float16.
-float64's own errors are below 2^-40 of S. Inside the bound nothing more is claimed.
+float64's own errors are below 2^-40 of S. Below FP32's normal numbers a product or a factor is off by up to 2^-149
+more, K + 4 times, and the output by its own least number. What may overflow may be infinite, or NaN where a partial
+sum may. Inside the bound nothing more is claimed.
 
 Where the output is outside, the product is taken again as kernels get it wrong: an outer scale lost or used in the
 wrong direction, nibbles swapped, scales read in another layout, experts' offsets off by one, a result that went through
-bfloat16.
+bfloat16, truncation of the output. Both operands are of one format, blocks along K.
 """
 
 from __future__ import annotations
@@ -32,53 +34,94 @@ from .check_layouts import Reading, code_readings, scale_readings
 from .check_report import Report
 
 ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+SAMPLE = 64  # rows and columns of the output in which every reading and fault is tried; the best is then judged in all
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One way to read an operand: its values without the outer scale, float64 (..., rows, K); faults of reading so."""
+    """One way to read an operand: codes (..., rows, K), scales (..., rows, n); faults of reading so."""
 
     words: str
     fault: str | None
-    values: Tensor
+    layout: Layout
+    codes: Tensor
+    scales: Tensor
+
+    def values(self, rows: Tensor) -> Tensor:
+        """Of some rows, without the outer scale, float64 (..., len(rows), K)."""
+        codes, scales = self.codes.index_select(-2, rows), self.scales.index_select(-2, rows)
+        scale = nm.decode(scales, nm.E4M3 if self.layout.name == "NVFP4" else nm.E8M0).to(torch.float64)
+        scale = scale.repeat_interleave(self.layout.block, -1)[..., : codes.shape[-1]]
+        return nm.decode(codes, self.layout.element).to(torch.float64) * scale
 
 
 @dataclass(frozen=True)
-class Try:
-    """One way to get the output. outside: elements beyond the bound; worst: the largest error over its bound, and
-    where. fault: what is wrong with it, or None."""
+class Way:
+    """One way to get the output: readings of the operands, offsets of experts, outer scales that broadcast to the
+    output, and the number that the output is rounded to. fault: what is wrong with it, or None."""
 
     words: str
     fault: str | None
-    outside: int
-    worst: float
-    at: tuple[int, ...]
+    a: Operand
+    b: Operand
+    offsets: tuple[int, ...] | None
+    factor: Tensor
+    rounding: str
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A way compared with some rows and columns of the output. error over bound, and the exact product there."""
+
+    way: Way
+    ratio: Tensor
     bound: Tensor
     exact: Tensor
+
+    @property
+    def outside(self) -> int:
+        """Elements beyond the bound."""
+        return int((self.ratio > 1).sum())
 
 
 def judge_product(dump: Dump, fmt: str | None) -> Report:
     """The report on a product. Raises ValueError for shapes that do not belong together."""
     y = dump["output"]
-    if y.ndim != 2:
-        raise ValueError(f"output has shape {tuple(y.shape)}: pass (M, N)")
-    tries = [t for layout in _layouts(dump, fmt) for t in _tries(dump, layout, y)]
-    best = min(tries, key=lambda t: (t.outside, t.fault is not None))
+    if y.ndim != 2 or not y.numel():
+        raise ValueError(f"output has shape {tuple(y.shape)}: pass (M, N), neither of them 0")
+    if y.dtype not in ROUNDOFF:
+        raise ValueError(f"output has dtype {y.dtype}: pass {', '.join(str(dtype) for dtype in ROUNDOFF)}")
+    ways = [way for layout in _layouts(dump, fmt) for way in _ways(dump, layout, y)]
+    places = tuple(torch.arange(0, n, -(-n // SAMPLE)) for n in y.shape)
+    best = _best(ways, y, *places)
+    if best.outside:  # the fault may be elsewhere than in the sample: try again where the output is wrong
+        wrong = (best.ratio > 1).nonzero()[:SAMPLE]
+        best = _best(ways, y, *(wrong[:, d].contiguous().unique() for d in (0, 1)))
     name = f"product {y.shape[0]} x {y.shape[1]}"
     if best.outside:
-        best = min((t for t in tries if t.fault is None), key=lambda t: t.outside)
-        return Report(name, (), (best.words,), (_missed(best, y),))
-    facts = (best.words, f"largest error: {best.worst:.3g} of the bound of FP32 sums in any order")
-    if best.fault is None:
+        best = _best([way for way in ways if way.fault is None], y, *places)
+        return Report(name, (), (best.way.words,), (_missed(best, y),))
+    facts = (best.way.words, f"largest error: {float(best.ratio.max()):.3g} of the bound of FP32 sums in any order")
+    if best.way.fault is None:
         return Report(name, ("the exact product, within the bound",), facts, ())
-    return Report(name, (), facts, (best.fault,))
+    return Report(name, (), facts, (best.way.fault,))
 
 
-def _missed(t: Try, y: Tensor) -> str:
-    found, exact, bound = (float(v[t.at]) for v in (y.double(), t.exact, t.bound))
+def _best(ways: list[Way], y: Tensor, rows: Tensor, columns: Tensor) -> Tried:
+    """The way that misses the fewest elements of some rows and columns, compared with all of the output."""
+
+    def rank(way: Way) -> tuple[int, bool]:
+        return _tried(way, y, rows, columns).outside, way.fault is not None
+
+    return _tried(min(ways, key=rank), y, *(torch.arange(n) for n in y.shape))
+
+
+def _missed(t: Tried, y: Tensor) -> str:
+    at = tuple(int(i) for i in torch.unravel_index(t.ratio.argmax(), t.ratio.shape))
+    found, exact, bound, far = (float(v[at]) for v in (y.double(), t.exact, t.bound, t.ratio))
     return (
-        f"{t.outside:,} of {y.numel():,} elements are outside the bound; the worst is output{list(t.at)} = "
-        f"{found:.9g}, exact {exact:.9g}, bound {bound:.3g}, {t.worst:.3g} times as far; no known fault explains it"
+        f"{t.outside:,} of {y.numel():,} elements are outside the bound; the worst is output{list(at)} = "
+        f"{found:.9g}, exact {exact:.9g}, bound {bound:.3g}, {far:.3g} times as far; no known fault explains it"
     )
 
 
@@ -107,11 +150,11 @@ def _operands(dump: Dump, layout: Layout) -> tuple[list[Operand], list[Operand]]
     rows, columns = dump["output"].shape
     lead = (len(dump.groups) - 1,) if dump.groups is not None and dump["b_codes"].ndim == 3 else ()
     a, b = _readings(dump, "a", (rows,), layout), _readings(dump, "b", (*lead, columns), layout)
-    shared = {o.values.shape[-1] for o in a} & {o.values.shape[-1] for o in b}
+    shared = {o.codes.shape[-1] for o in a} & {o.codes.shape[-1] for o in b}
     if not shared:
         shapes = " and ".join(f"{name} {tuple(dump[name].shape)}" for name in ("a_codes", "b_codes"))
         raise ValueError(f"the operands' lengths along K differ: {shapes}; pass a (M, K) and b (N, K) or (E, N, K)")
-    return tuple([o for o in each if o.values.shape[-1] in shared] for each in (a, b))  # type: ignore[return-value]
+    return tuple([o for o in each if o.codes.shape[-1] in shared] for each in (a, b))  # type: ignore[return-value]
 
 
 def _readings(dump: Dump, name: str, lead: tuple[int, ...], layout: Layout) -> list[Operand]:
@@ -133,31 +176,29 @@ def _readings(dump: Dump, name: str, lead: tuple[int, ...], layout: Layout) -> l
 
 
 def _operand(name: str, c: Reading, s: Reading, layout: Layout) -> Operand:
-    scale = nm.decode(s.tensor, nm.E4M3 if layout.name == "NVFP4" else nm.E8M0).to(torch.float64)
-    k = c.tensor.shape[-1]
-    values = nm.decode(c.tensor, layout.element).to(torch.float64) * scale.repeat_interleave(layout.block, -1)[..., :k]
     faults = [f"of a or of b {c.fault}"] if c.fault else []  # which of the two, the product cannot tell
     faults += [f"{name} is read wrongly: {s.fault}"] if s.fault else []
-    return Operand(f"{name}: {c.words}; scales {s.words}", "; ".join(faults) or None, values)
+    return Operand(f"{name}: {c.words}; scales {s.words}", "; ".join(faults) or None, layout, c.tensor, s.tensor)
 
 
-def _tries(dump: Dump, layout: Layout, y: Tensor) -> Iterator[Try]:
+def _ways(dump: Dump, layout: Layout, y: Tensor) -> Iterator[Way]:
     a_ways, b_ways = _operands(dump, layout)
     groups = None if dump.groups is None else check_groups(dump.groups, y.shape[0])
+    twice = "the output is rounded twice: every element is a bfloat16 number, though it is float32"
     for a, b in product(a_ways, b_ways):
-        k = a.values.shape[-1]
-        if k != b.values.shape[-1]:
+        if a.codes.shape[-1] != b.codes.shape[-1]:
             continue
+        words = f"{layout.name}; {a.words}; {b.words}"
         for fault, offsets in _offsets(groups, len(y)):
             outer = {name: _outer(dump, name, y, offsets) for name in ("a", "b")}
-            exact, size = (_product(f(a.values), f(b.values), offsets) for f in (lambda t: t, torch.abs))
-            for lost, factor in _factors(outer, exact):
+            for lost, factor in _factors(outer):
                 faults = "; ".join(f for f in (a.fault, b.fault, fault, lost) if f) or None
-                words = f"{layout.name}; {a.words}; {b.words}"
-                yield _try(words, faults, y, exact * factor, size * factor.abs(), k)
+                yield Way(words, faults, a, b, offsets, factor, "nearest")
                 if faults is None and y.dtype == torch.float32 and torch.equal(y, y.to(torch.bfloat16).float()):
-                    twice = "the output is rounded twice: every element is a bfloat16 number, though it is float32"
-                    yield _try(words, twice, y.to(torch.bfloat16), exact * factor, size * factor.abs(), k)
+                    yield Way(words, twice, a, b, offsets, factor, "bfloat16")
+                if faults is None and y.dtype in (torch.bfloat16, torch.float16):
+                    cut = f"the output is truncated to {str(y.dtype).removeprefix('torch.')}, not rounded to nearest"
+                    yield Way(words, cut, a, b, offsets, factor, "truncated")
 
 
 def _outer(dump: Dump, name: str, y: Tensor, groups: tuple[int, ...] | None) -> Tensor | None:
@@ -185,16 +226,17 @@ def _offsets(groups: tuple[int, ...] | None, rows: int) -> Iterator[tuple[str | 
             yield f"experts' offsets are off by one: rows meet the expert of the row {-step:+d}", moved
 
 
-def _product(a: Tensor, b: Tensor, groups: tuple[int, ...] | None) -> Tensor:
-    """a @ b.T, by expert if b has three axes; float64."""
+def _product(a: Tensor, b: Tensor, rows: Tensor, groups: tuple[int, ...] | None) -> Tensor:
+    """a @ b.T, by the expert of each of the ascending `rows` if b has three axes; float64."""
     if groups is None or b.ndim == 2:
         return a @ b.mT
-    return torch.cat([a[start:end] @ b[e].mT for e, (start, end) in enumerate(pairwise(groups))])
+    ends = torch.searchsorted(rows, torch.tensor(groups)).tolist()
+    return torch.cat([a[start:end] @ b[e].mT for e, (start, end) in enumerate(pairwise(ends))])
 
 
-def _factors(outer: dict[str, Tensor | None], exact: Tensor) -> Iterator[tuple[str | None, Tensor]]:
+def _factors(outer: dict[str, Tensor | None]) -> Iterator[tuple[str | None, Tensor]]:
     """(fault, outer scale of each element): as it should be, lost, or in the wrong direction."""
-    one = exact.new_ones(1, 1)
+    one = torch.ones(1, 1, dtype=torch.float64)
     a, b = (one if outer[name] is None else outer[name] for name in ("a", "b"))
     assert a is not None and b is not None
     yield None, a * b
@@ -207,15 +249,27 @@ def _factors(outer: dict[str, Tensor | None], exact: Tensor) -> Iterator[tuple[s
         yield "the outer scales of a and b are lost: the output is the product without them", one
 
 
-def _try(words: str, fault: str | None, y: Tensor, exact: Tensor, size: Tensor, k: int) -> Try:
-    summed = (k + 4) * 2.0**-23 * size
-    # a result below the output's normal numbers is off by half a unit of its subnormal ones
-    least = torch.finfo(y.dtype).tiny * torch.finfo(y.dtype).eps
-    bound = summed + ROUNDOFF[y.dtype] * (exact.abs() + summed) + least
+def _tried(way: Way, y: Tensor, rows: Tensor, columns: Tensor) -> Tried:
+    a, b = way.a.values(rows), way.b.values(columns)
+    factor = way.factor[rows if len(way.factor) > 1 else slice(None)]
+    factor = factor[:, columns if factor.shape[1] > 1 else slice(None)]
+    exact, size = (_product(f(a), f(b), rows, way.offsets) for f in (lambda t: t, torch.abs))
+    exact, size, k = exact * factor, size * factor.abs(), a.shape[-1]
+    y = y[rows][:, columns]
+    y = y.to(torch.bfloat16) if way.rounding == "bfloat16" else y
+    bound = _bound(exact, size, factor, k, y.dtype, 2.0 if way.rounding == "truncated" else 1.0)
     error = (y.to(torch.float64) - exact).abs()
-    both_nan = torch.isnan(exact) & torch.isnan(y)
-    ratio = torch.where(both_nan, 0.0, error / bound).nan_to_num(nan=math.inf)
-    index = int(ratio.argmax()) if ratio.numel() else 0
-    at = tuple(int(i) for i in torch.unravel_index(torch.tensor(index), ratio.shape)) if ratio.numel() else ()
-    worst = float(ratio.max()) if ratio.numel() else 0.0
-    return Try(words, fault, int((ratio > 1).sum()), worst, at, bound, exact)
+    # NaN or Inf where the exact product is, where a partial sum or the rounding to the output's dtype may overflow
+    infinite = torch.isinf(y) & (y.sign() == exact.sign()) & (exact.abs() + bound >= torch.finfo(y.dtype).max)
+    overflowing = ~torch.isfinite(y) & (size >= torch.finfo(torch.float32).max)
+    alike = (torch.isnan(exact) & torch.isnan(y)) | infinite | overflowing
+    ratio = torch.where(alike, 0.0, error / bound).nan_to_num(nan=math.inf, posinf=math.inf)
+    return Tried(way, ratio, bound, exact)
+
+
+def _bound(exact: Tensor, size: Tensor, factor: Tensor, k: int, dtype: torch.dtype, roundings: float) -> Tensor:
+    """The bound of the module's docstring. `roundings`: half units in the last place that the output may be off."""
+    summed = (k + 4) * (2.0**-23 * size + 2.0**-149 * factor.abs().clamp(min=1.0))
+    # a result below the output's normal numbers is off by half a unit of its subnormal ones
+    least = torch.finfo(dtype).tiny * torch.finfo(dtype).eps
+    return summed + roundings * ROUNDOFF[dtype] * (exact.abs() + summed) + least

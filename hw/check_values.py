@@ -27,10 +27,23 @@ def judge_outer(found: Identification, case: Case, outer: Tensor | None) -> tupl
         d = DIALECTS[found.matches[0]]
         return [f"outer: {d.prose.outer}"], []
     if all(v.dialect.direction is None for v in verdicts):
-        return [], [LOST]
+        return (["outer: 1, beside codes and scales of one level"], []) if bool((outer == 1).all()) else ([], [LOST])
     if found.matches_given_outer:
+        f, d = Folded.of(case, outer), DIALECTS[found.matches_given_outer[0]]
+        if d.direction != "amax" and upside_down(d, f):
+            return [], [
+                f"the outer scale is used in the wrong direction: {d.name} stores {d.prose.outer}, not 1 over it"
+            ]
         return ["outer: not derived from x (calibrated, or of a larger tensor); codes and scales follow from it"], []
     return _related(verdicts[0].dialect, Folded.of(case, outer))
+
+
+def upside_down(d: Dialect, f: Folded) -> bool:
+    """Whether what is stored is 1 over what a dialect would store."""
+    assert f.outer is not None
+    own = f.own(d).stored
+    inverse, same = (torch.isclose(f.outer, t, rtol=1e-6, atol=0.0).all() for t in (torch.ones(1) / own, own))
+    return bool(inverse) and not bool(same)
 
 
 def _related(d: Dialect, f: Folded) -> tuple[list[str], list[str]]:
