@@ -120,9 +120,13 @@ def quantize_tokens(
         x, groups = hadamard(x, len(signs), signs, axis, groups)
     if cast.fmt is None:
         return x.to(torch.bfloat16)
-    stochastic = cast.rounding is Rounding.STOCHASTIC
-    random = random if stochastic else None
+    random = random if _draws(cast) else None
     return quantize(x, cast.fmt, axis, cast.outer, cast.outer_rounding, groups, rounding=cast.rounding, random=random)
+
+
+def _draws(cast: Cast | Recast) -> bool:
+    """Whether random words are needed."""
+    return cast.rounding is Rounding.STOCHASTIC or (cast.fmt is not None and cast.fmt.rule.draws)
 
 
 def gate_up_glu(
@@ -253,7 +257,7 @@ def requantize_transpose(
     if rows is not None:
         require_operand(q, "q", 2)
         require_rows(rows, "rows", q.shape[0])
-    random = random if recast.rounding is Rounding.STOCHASTIC else None
+    random = random if _draws(recast) else None
     as_it_is = recast.scope is None and rows is None and signs is None
     if isinstance(q, BlockTensor) and recast.fmt is not None and as_it_is:
         outer = "drop" if recast.outer == "gradient" else recast.outer

@@ -84,7 +84,7 @@ def quantize(
         groups: offsets of expert groups along `axis`, non-decreasing, first 0, last the length; blocks never
             straddle them.
         rule: a name in `scales.RULES` or a Rule; None: the format's.
-        rounding: of the elements. random: words for STOCHASTIC.
+        rounding: of the elements. random: words for STOCHASTIC, and for rules that draw scales.
         check_finite: raise on NaN and Inf instead of giving the block a NaN scale.
 
     Returns:
@@ -94,8 +94,9 @@ def quantize(
         TypeError: `x` is not floating point; another kind of argument. ValueError: axis, groups, outer, rule or random
         words that do not fit; non-finite values under check_finite.
     """
-    tensor, axis, offsets = _checked(x, fmt, axis, groups, rounding, random, check_finite)
+    require_kind(fmt, BlockFormat, "fmt", "pass a block format such as nm.NVFP4")
     chosen = fmt.rule if rule is None else _rule(rule, fmt)
+    tensor, axis, offsets = _checked(x, axis, groups, rounding, random, chosen, check_finite)
     scope = fmt.outer if isinstance(outer, str) and outer == "format" else outer
     partition = Partition.of(tensor.shape[axis], fmt.block, offsets)
     other = None if fmt.tile == 1 else partner(axis, tensor.ndim)
@@ -250,18 +251,18 @@ def requantize(
 
 
 def _checked(
-    x: Any, fmt: BlockFormat, axis: int, groups: Any, rounding: Rounding, random: Random | None, check_finite: bool
+    x: Any, axis: int, groups: Any, rounding: Rounding, random: Random | None, rule: Rule, check_finite: bool
 ) -> tuple[Tensor, int, tuple[int, ...] | None]:
     """`x` in float32, its axis from the front, and the group offsets, checked."""
-    require_kind(fmt, BlockFormat, "fmt", "pass a block format such as nm.NVFP4")
     require_kind(rounding, Rounding, "rounding", "use a member of nm.Rounding")
     require_kind(random, (Random, type(None)), "random", "pass nm.Random(key, counter)")
     tensor, _ = as_tensor(x, "x")
     require_float(tensor, "x")
     tensor, axis = tensor.detach(), axis_of(axis, tensor.shape)
-    if (rounding is Rounding.STOCHASTIC) != (random is not None):
+    if (rounding is Rounding.STOCHASTIC or rule.draws) != (random is not None):
         raise ValueError(
-            f"rounding={rounding} with random={random}: STOCHASTIC needs random=nm.Random(...), others None"
+            f"rounding={rounding} by rule {rule.name} with random={random}: STOCHASTIC needs random=nm.Random(...), "
+            "and so does a rule that draws scales; others take None"
         )
     if tensor.dtype == torch.float64:  # finite numbers beyond float32 stay finite
         tensor = torch.where(torch.isinf(tensor), tensor, tensor.clamp(-FLT_MAX, FLT_MAX))

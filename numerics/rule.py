@@ -84,6 +84,7 @@ class Rule:
             takes no outer scale of its own.
         scale: format of the scales; None: float32. alternative: of elements, where the scale's sign bit is set.
         gain: what decoded values are multiplied by, kept as the outer scale of every tensor; None: nothing.
+        draws: whether scales are rounded stochastically: random words are needed then, whatever the elements do.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Rule:
     scale: Format | None = E4M3
     alternative: Format | None = None
     gain: float | None = None
+    draws: bool = False
 
     def outer_max(self, element: Format) -> float | None:
         """What an outer scale divides its scope's amax by."""

@@ -11,6 +11,7 @@ once; divisions are tensor by tensor. E4M3 scales:
     torchao         s = e4m3((amax / max) / outer), >= 2^-6      q = fmt(x * ((1 / outer) / s))
     exact           s = e4m3(amax / (outer * max)), q = fmt(x / (s * outer)), the real quotients
     unbiased        s = e4m3(amax / (outer * (max * 16/17))), rounded up where subnormal: no element saturates
+    eden            s = e4m3(amax / (outer * 6.07)), q likewise, then s times <x, x> / <x, x_q>, rounded stochastically
     if4             static_6 in FP4, or s = e4m3(amax / (outer * 7)) in INT4, the smaller squared error, ties FP4
 
 E8M0 and FP32 scales:
@@ -167,6 +168,27 @@ def if4(block: Block) -> tuple[Tensor, Tensor]:
     return torch.where(use_integer, scale_i | 0x80, scale_f), torch.where(use_integer, codes_i, codes_f)
 
 
+EDEN_TOP = 6 * 16 / 17 / 0.93  # what the block maximum is mapped to; elements beyond 6 saturate
+
+
+def eden(block: Block) -> tuple[Tensor, Tensor]:
+    """MS-EDEN (arXiv 2601.22813, section 4): elements to nearest, and a scale that makes up for what they lost.
+
+    s = e4m3(amax / (outer * EDEN_TOP)), q = e2m1(x / (s * outer)), then c = <x, x> / <x, (q * s) * outer>, and the
+    stored scale is c * s, rounded stochastically. Of a block that was rotated at random, values are right on average.
+    A block whose products vanish keeps its scale. Sums are binary trees over adjacent pairs; the scale takes the random
+    field of the block's first element.
+    """
+    codes, scale = e4m3_scale(block.amax / block.times_outer(EDEN_TOP))
+    elements = _divided(block, scale)
+    energy, product = _square(block.x), tree(block.x * block.decode(elements, scale), torch.add)
+    corrected = scale * torch.where(product > 0, energy / torch.where(product > 0, product, 1.0), 1.0)
+    assert block.random_bits is not None  # a rule that draws is given some
+    field = block.random_bits[..., :1]
+    drawn = encode_tensor(corrected, E4M3, Rounding.STOCHASTIC, field)
+    return torch.where(scale == 0, codes, drawn).to(torch.uint8), elements
+
+
 _FOUR_OVER_SIX = "arXiv 2512.02010, section 3"
 RULES: dict[str, Rule] = {
     rule.name: rule
@@ -179,6 +201,7 @@ RULES: dict[str, Rule] = {
         Rule("four_over_six_absmax", partial(four_over_six, measure=_largest), 256.0, _FOUR_OVER_SIX),
         Rule("unbiased", unbiased, 448.0 * 16 / 17, "arXiv 2601.22813, section 3"),
         Rule("if4", if4, 448.0, "Four over Six's repository, IF4", alternative=INT4),
+        Rule("eden", eden, 256.0 * EDEN_TOP / 6, "arXiv 2601.22813, section 4, MS-EDEN", draws=True),
         Rule("app_b", app_b, 448.0, "arXiv 2509.25149, appendix B"),
         Rule("torchao", torchao, 448.0, "pytorch/ao 0.18, torchao/prototype/mx_formats/nvfp4_tensor.py"),
         Rule("exact", exact, 448.0, "the quotients of arXiv 2509.25149, appendix B, correctly rounded"),

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from numerics import BlockTensor, Random
+from numerics import BlockTensor, Random, hadamard_signs, philox
 from numerics.swiglu import swiglu
 
 from .recipe import ExpertRecipe
@@ -45,6 +45,7 @@ class Role(IntEnum):
     DX = 8
 
 
+_SIGNS = 1  # last word of the counter that signs are drawn by, which is 0 for a tensor's own words
 SHARED = 32  # added to the roles of a layer's shared expert
 
 
@@ -65,6 +66,11 @@ class Draw:
         grain = 0 if role in (Role.W13, Role.W2) else self.grain
         rows = groups if role in (Role.DY, Role.DZ, Role.DX) else None  # quantized along features
         return Random((self.seed, self.step), (slot + role, grain * (len(groups) - 1)), rows)
+
+    def signs(self, slot: int, role: Role, size: int) -> Tensor:
+        """Signs of a Hadamard transform of both operands of one product; `role`: its gradient's."""
+        key = philox((self.seed, self.step), (slot + role, self.grain, 0, _SIGNS)).tolist()
+        return hadamard_signs(size, (key[0], key[1]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +166,7 @@ class ExpertMLP(torch.autograd.Function):
             x, w13, w2 = extra
             h = swiglu(*gate_up.chunk(2, -1))
             saved = {Role.X: x.index_select(0, routing.tokens), Role.H: h, Role.W13: w13, Role.W2: w2}
-        again = _Again(setting, groups, saved)
+        again = _Again(setting, groups, saved, g.device)
         wire, plain, cast = setting.wire, ops.Wire(None), recipe.grad_wire or recipe.grad
 
         d_weights = ops.router_gradient(g, _decoded(payload), routing.slots, wire)
@@ -169,11 +175,12 @@ class ExpertMLP(torch.autograd.Function):
         sent = ops.grad_to_wire(g, routing.tokens, row_weights, cast, again.words(Role.DY))  # [R, D]
         # what arrived on the wire is quantized again along tokens; d_gate_up is at hand and quantized twice
         dy = sent if recipe.grad_wire is None else again.along_features(_decoded(sent), Role.DY)
-        operands = dy, again.along_tokens(sent, Role.DY_TOKENS, Role.H), again.weight(Role.W2), again.input(Role.H)
+        dy_tokens = again.along_tokens(sent, Role.DY_TOKENS, Role.H)
+        operands = dy, dy_tokens, again.weight(Role.W2, Role.DY), again.input(Role.H, Role.DY_TOKENS)
         dh, d_w2 = ops.grad_products(*operands, groups, setting.accumulator)
         d_gate_up = ops.glu_backward(dh, gate_up)  # [R, 2F]
         dz, dz_tokens = again.along_features(d_gate_up, Role.DZ), again.along_tokens(d_gate_up, Role.DZ_TOKENS, Role.X)
-        operands = dz, dz_tokens, again.weight(Role.W13), again.input(Role.X)
+        operands = dz, dz_tokens, again.weight(Role.W13, Role.DZ), again.input(Role.X, Role.DZ_TOKENS)
         dx_R, d_w13 = ops.grad_products(*operands, groups, setting.accumulator)
         returned = ops.quantize_tokens(dx_R, cast, again.words(Role.DX))
         dx, _ = ops.aggregate(returned, routing.slots, None, plain)
@@ -187,31 +194,38 @@ class _Again:
     setting: Setting
     groups: tuple[int, ...]
     saved: dict[Role, Any]
+    device: torch.device
 
     def words(self, role: Role) -> Random:
         return self.setting.draw.random(self.setting.place, role, self.groups)
 
-    def weight(self, role: Role) -> Any:
-        recipe, signs = self.setting.recipe, self.setting.rotation(self.setting.recipe.dgrad_hadamard)
-        saved, words = self.saved[role], self.words(role)
-        return self.setting.ops.requantize_transpose(saved, recipe.saved_weight, None, words, None, signs)
+    def rotation(self, size: int | None, role: Role) -> Tensor | None:
+        """Signs for the product with the gradient `role`, or None."""
+        setting = self.setting
+        if size is None or not setting.recipe.fresh_signs:
+            return setting.rotation(size)
+        return setting.draw.signs(setting.place, role, size).to(self.device)
 
-    def input(self, role: Role) -> Any:
-        recipe, signs = self.setting.recipe, self.setting.rotation(self.setting.recipe.wgrad_hadamard)
-        saved, words = self.saved[role], self.words(role)
+    def weight(self, role: Role, gradient: Role) -> Any:
+        recipe = self.setting.recipe
+        signs, words = self.rotation(recipe.dgrad_hadamard, gradient), self.words(role)
+        return self.setting.ops.requantize_transpose(self.saved[role], recipe.saved_weight, None, words, None, signs)
+
+    def input(self, role: Role, gradient: Role) -> Any:
+        recipe = self.setting.recipe
+        signs, words = self.rotation(recipe.wgrad_hadamard, gradient), self.words(role)
+        saved = self.saved[role]
         return self.setting.ops.requantize_transpose(saved, recipe.saved_input, self.groups, words, None, signs)
 
     def along_features(self, g: Tensor, role: Role) -> Any:
-        recipe, signs = self.setting.recipe, self.setting.rotation(self.setting.recipe.dgrad_hadamard)
+        recipe = self.setting.recipe
+        signs = self.rotation(recipe.dgrad_hadamard, role)
         return self.setting.ops.quantize_tokens(g, recipe.grad, self.words(role), None, -1, signs)
 
     def along_tokens(self, g: Any, role: Role, partner: Role) -> Any:
         """For the product with the saved operand `partner`, whose outer scale may be left to the gradient's rows."""
-        ops, recipe, signs = (
-            self.setting.ops,
-            self.setting.recipe,
-            self.setting.rotation(self.setting.recipe.wgrad_hadamard),
-        )
+        ops, recipe = self.setting.ops, self.setting.recipe
+        signs = self.rotation(recipe.wgrad_hadamard, role)
         recast = ops.Recast(recipe.grad.fmt, "multiply", recipe.grad.rounding, recipe.grad.outer)
         scale = ops.row_scale(self.saved[partner], recipe.saved_input)
         return ops.requantize_transpose(g, recast, self.groups, self.words(role), scale, signs)

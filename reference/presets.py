@@ -120,6 +120,29 @@ def _nvfp4(activation: Cast, weight: Cast) -> ExpertRecipe:
     return ExpertRecipe(activation, activation, weight, grad, saved_weight, saved_input, originals=True)
 
 
+def quartet2() -> Recipe:
+    """Quartet II (arXiv 2601.22813): four-over-six forward; both backward products in NVFP4 by MS-EDEN, from the saved
+    codes, after a Hadamard of 128 whose signs are drawn anew for each product.
+
+    Unbiased over rotations and random scales, value by value only as far as a rotated block looks normal, hence no
+    claim. BF16 wires. Not reproduced: whatever lies outside the experts. Widths must be multiples of 128.
+    """
+    fmt = replace(NVFP4, name="NVFP4_EDEN", rule=RULES["eden"])
+    experts = ExpertRecipe(
+        input=Cast(NVFP4_46, "tensor"),
+        hidden=Cast(NVFP4_46, "tensor"),
+        weight=Cast(NVFP4_46, "leading"),
+        grad=Cast(fmt, "tensor"),
+        saved_weight=Recast(fmt, "multiply", scope="leading"),
+        saved_input=Recast(fmt, "multiply", scope="tensor"),
+        dgrad_hadamard=128,
+        wgrad_hadamard=128,
+        grad_wire=BF16,
+        fresh_signs=True,
+    )
+    return Recipe("quartet2", experts, experts)
+
+
 def composer2() -> Recipe:
     """Composer 2 (arXiv 2603.24477), as far as others describe it: NVFP4 forward, one outer scale per token and one per
     expert, so that no token sees another; BF16 backward from the values that the forward multiplied.
@@ -134,7 +157,19 @@ def composer2() -> Recipe:
 
 PUBLISHED: dict[str, Callable[[], Recipe]] = {
     f.__name__: f
-    for f in (bf16, fp8_deepseek, mxfp8, mxfp8_floor, mxfp4, nvfp4_all, nvfp4_nvidia, nvfp4_46, composer2, fourbit)
+    for f in (
+        bf16,
+        fp8_deepseek,
+        mxfp8,
+        mxfp8_floor,
+        mxfp4,
+        nvfp4_all,
+        nvfp4_nvidia,
+        nvfp4_46,
+        quartet2,
+        composer2,
+        fourbit,
+    )
 }
 PRESETS: dict[str, Callable[[], Recipe]] = {**PUBLISHED, **ablations.ABLATIONS}
 

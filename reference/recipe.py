@@ -9,7 +9,8 @@ For y = x w^T the three products take:
 A token's outer scale cannot stay outside wgrad, whose contraction runs over tokens: `saved_input` multiplies it into
 the operand, as the article's "dequantize", or leaves it to the gradient's rows. Gradients travel as `grad` too, unless
 `grad_wire` says otherwise; expert outputs travel as `combine_fmt` after a Hadamard of size `combine_hadamard`. Both
-operands of dgrad, or of wgrad, pass a block Hadamard along their contraction where a recipe gives its size.
+operands of dgrad, or of wgrad, pass a block Hadamard along their contraction where a recipe gives its size, with the
+run's signs or, with `fresh_signs`, signs drawn for this product alone.
 The backward operands are made from the saved codes, or, where a recipe says `originals`, from what was quantized for
 the forward. Formats: None is BF16. The recipes are in `presets` and `ablations`.
 """
@@ -39,6 +40,7 @@ class ExpertRecipe:
     dgrad_hadamard: int | None = None
     wgrad_hadamard: int | None = None
     grad_wire: Cast | None = None
+    fresh_signs: bool = False
 
     def __post_init__(self) -> None:
         for role in ("input", "hidden", "weight"):

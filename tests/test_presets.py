@@ -19,11 +19,12 @@ import numerics as nm
 from numerics import ops
 from numerics.swiglu import swiglu
 from reference import recipe_table
-from reference.expert import Draw, ExpertMLP, Setting, route
+from reference.expert import Draw, ExpertMLP, Role, Setting, route
 from reference.presets import PRESETS, preset
 from reference.recipe import ExpertRecipe
 
 T, K, E, D, F = 90, 3, 5, 128, 128
+DRAW = Draw(5, 7, 1)
 
 # fprop x and h; fprop w; gradients; dgrad w; wgrad x; combine.
 # element tile x block, scales by rule, scope of the outer scale; "sr" where rounding is stochastic
@@ -32,6 +33,7 @@ ACT, ACT_46 = "E2M1 1x16 E4M3 nvfp4", "E2M1 1x16 E4M3 four_over_six"
 MX, FLOOR = "E4M3 1x32 E8M0 rceil", "E4M3 1x32 E8M0 floor"
 THREE = "E2M1 1x32 E8M0 three_quarters"
 TILES = "E2M1 16x16 E4M3 nvfp4"
+EDEN = "E2M1 1x16 E4M3 eden"
 UNBIASED = "E2M1 1x16 E4M3 unbiased"
 FP8, FP8_TILES = "E4M3 1x128 FP32 amax", "E4M3 128x128 FP32 amax"
 FOURBIT = (f"{ACT_46} row", f"{ACT} leading", MX, f"{MX} sr", f"{MX} sr", "RHT S2F6")
@@ -56,6 +58,10 @@ TABLE = {
     "nvfp4_46": (
         *(f"{ACT_46} tensor", f"{ACT_46} leading", f"{ACT_46} tensor"),
         *(f"{ACT_46} leading", f"{ACT_46} tensor", BF16),
+    ),
+    "quartet2": (
+        *(f"{ACT_46} tensor", f"{ACT_46} leading", f"{EDEN} tensor"),
+        *(f"{EDEN} leading", f"{EDEN} tensor", BF16),
     ),
     "composer2": (f"{ACT} row", f"{ACT} leading", BF16, BF16, BF16, BF16),
     "fourbit": FOURBIT,
@@ -116,7 +122,7 @@ def layer_of(recipe: ExpertRecipe) -> SimpleNamespace:
     w13 = torch.randn(E, 2 * F, D, generator=generator) * D**-0.5
     w2 = torch.randn(E, D, F, generator=generator) * F**-0.5
     inputs = [t.requires_grad_() for t in (x, weights, w13, w2)]
-    out = ExpertMLP.apply(*inputs, routing, Setting(spy, recipe, signs, 2, Draw(5, 7, 1), "exact"))
+    out = ExpertMLP.apply(*inputs, routing, Setting(spy, recipe, signs, 2, DRAW, "exact"))
     out.backward(torch.randn(T, D, generator=generator).bfloat16() * 1e-3)
     ((x_q, w13_q, *_), (h_q, gate_up)), ((_, w2_q, *_), payload) = spy.of("gate_up_glu")[0], spy.of("down_to_wire")[0]
     products = [args[:4] for args, _ in spy.of("grad_products")]
@@ -211,17 +217,20 @@ def test_backward_operands_are_made_of_what_the_recipe_says(name: str):
             assert torch.equal(q, values.bfloat16())
             continue
         groups = None if role.startswith("w") else made.routing.groups
-        recipe = preset(name).experts
-        if groups is not None and recipe.wgrad_hadamard:
-            size = recipe.wgrad_hadamard
-            values, groups = nm.hadamard(values, size, nm.hadamard_signs(size, (1, 0)), -2, groups)
-            assert q.groups == groups
-        elif groups is None and recipe.dgrad_hadamard:
-            size = recipe.dgrad_hadamard
-            values = nm.hadamard(values, size, nm.hadamard_signs(size, (1, 0)), -2)
+        size, gradient = rotation(name, role)
+        if size is not None:
+            signs = signs_of(name, gradient, size)
+            values = nm.hadamard(values, size, signs, -2, groups)
+            values, groups = values if groups is not None else (values, None)
+            assert groups is None or q.groups == groups
         kept = role.startswith("w") and words.startswith("E4M3") and "leading" in w and name != "fourbit_originals"
         source = (made.w13_q, made.w2_q)[role == "w2"].values() if kept else values
         scope = next((s for s in ("tensor", "leading") if s in words.split()), None)
+        if q.rule == "eden":  # elements to nearest, scales drawn: one of two neighbours
+            assert torch.equal(
+                q.codes, nm.quantize(source, q.fmt, -2, scope, None, groups, random=nm.Random((1, 1))).codes
+            )
+            continue
         nearest = nm.quantize(source, q.fmt, -2, scope, groups=groups)
         assert torch.equal(q.scales, nearest.scales)
         if words.endswith(" sr"):
@@ -239,6 +248,25 @@ def test_backward_operands_are_made_of_what_the_recipe_says(name: str):
             assert torch.equal(q.outer, (made.w13_q, made.w2_q)[role == "w2"].outer)
 
 
+def rotation(name: str, role: str) -> tuple[int | None, Role]:
+    """Size of the transform of a backward operand, and the gradient that it meets."""
+    recipe = preset(name).experts
+    gradient = {"w2": Role.DY, "h": Role.DY_TOKENS, "w13": Role.DZ, "x": Role.DZ_TOKENS}[role]
+    return recipe.dgrad_hadamard if role.startswith("w") else recipe.wgrad_hadamard, gradient
+
+
+def signs_of(name: str, gradient: Role, size: int) -> Tensor:
+    fresh = preset(name).experts.fresh_signs
+    return DRAW.signs(2 * 64, gradient, size) if fresh else nm.hadamard_signs(size, (1, 0))
+
+
+def test_fresh_signs_differ_between_products_steps_and_grains():
+    draws = [DRAW, replace(DRAW, step=8), replace(DRAW, grain=2), replace(DRAW, seed=6)]
+    roles = (Role.DY, Role.DY_TOKENS, Role.DZ, Role.DZ_TOKENS)
+    seen = {tuple(draw.signs(place, role, 128).tolist()) for draw in draws for role in roles for place in (0, 64)}
+    assert len(seen) == len(draws) * len(roles) * 2
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_gradients_are_rounded_as_the_recipe_says(name: str):
     g = TABLE[name][2]
@@ -249,7 +277,11 @@ def test_gradients_are_rounded_as_the_recipe_says(name: str):
         (a, r) for a, r in made.spy.of("quantize_tokens") if a[0].shape[-1] == 2 * F and a[0].ndim == 2
     )
     if (size := preset(name).experts.dgrad_hadamard) is not None:
-        d_gate_up = nm.hadamard(d_gate_up.float(), size, nm.hadamard_signs(size, (1, 0)))
+        d_gate_up = nm.hadamard(d_gate_up.float(), size, signs_of(name, Role.DZ, size))
+    if dz.rule == "eden":
+        random = DRAW.random(2 * 64, Role.DZ, made.routing.groups)
+        assert torch.equal(dz.scales, nm.quantize(d_gate_up, dz.fmt, -1, cast.outer, random=random).scales)
+        return
     nearest = nm.quantize(d_gate_up, dz.fmt, -1, cast.outer)
     assert torch.equal(dz.codes, nearest.codes) != g.endswith(" sr")
     assert torch.equal(dz.scales, nearest.scales)
