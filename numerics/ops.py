@@ -25,7 +25,7 @@ from .blocks import BlockFormat, BlockTensor
 from .codes import require_float
 from .hadamard import SIZES, hadamard, hadamard_inverse
 from .matmul import matmul
-from .ops_arguments import require_cast, require_experts, require_index, require_operand, require_rows
+from .ops_arguments import draws, require_cast, require_experts, require_index, require_operand, require_rows
 from .philox import Random
 from .quantizer import quantize, requantize
 from .rounding import Rounding
@@ -120,13 +120,8 @@ def quantize_tokens(
         x, groups = hadamard(x, len(signs), signs, axis, groups)
     if cast.fmt is None:
         return x.to(torch.bfloat16)
-    random = random if _draws(cast) else None
+    random = random if draws(cast.fmt, cast.rounding) else None
     return quantize(x, cast.fmt, axis, cast.outer, cast.outer_rounding, groups, rounding=cast.rounding, random=random)
-
-
-def _draws(cast: Cast | Recast) -> bool:
-    """Whether random words are needed."""
-    return cast.rounding is Rounding.STOCHASTIC or (cast.fmt is not None and cast.fmt.rule.draws)
 
 
 def gate_up_glu(
@@ -257,7 +252,7 @@ def requantize_transpose(
     if rows is not None:
         require_operand(q, "q", 2)
         require_rows(rows, "rows", q.shape[0])
-    random = random if _draws(recast) else None
+    random = random if draws(recast.fmt, recast.rounding) else None
     as_it_is = recast.scope is None and rows is None and signs is None
     if isinstance(q, BlockTensor) and recast.fmt is not None and as_it_is:
         outer = "drop" if recast.outer == "gradient" else recast.outer

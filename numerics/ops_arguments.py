@@ -19,6 +19,11 @@ def require_cast(fmt: Any, rounding: Any) -> None:
     require_kind(rounding, Rounding, "rounding", "use a member of nm.Rounding")
 
 
+def draws(fmt: BlockFormat | None, rounding: Rounding) -> bool:
+    """Whether a cast takes random words: for its elements, or for scales that its rule draws."""
+    return rounding is Rounding.STOCHASTIC or (fmt is not None and fmt.rule.draws)
+
+
 def require_operand(x: Any, name: str, axes: int | None = None) -> None:
     """A BlockTensor, or a floating tensor, of so many axes."""
     require_kind(x, (BlockTensor, Tensor), name, "pass a BlockTensor or a torch tensor")

@@ -262,7 +262,7 @@ def _checked(
     if (rounding is Rounding.STOCHASTIC or rule.draws) != (random is not None):
         raise ValueError(
             f"rounding={rounding} by rule {rule.name} with random={random}: STOCHASTIC needs random=nm.Random(...), "
-            "and so does a rule that draws scales; others take None"
+            "and so does a rule that draws scales, others None"
         )
     if tensor.dtype == torch.float64:  # finite numbers beyond float32 stay finite
         tensor = torch.where(torch.isinf(tensor), tensor, tensor.clamp(-FLT_MAX, FLT_MAX))

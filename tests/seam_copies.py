@@ -98,7 +98,9 @@ _QUANTIZE = (
     "    return quantize(x, cast.fmt, axis, cast.outer, cast.outer_rounding, groups, "
     "rounding=cast.rounding, random=random)"
 )
-_AWAY = _QUANTIZE.replace("=cast.rounding,", "=cast.rounding if stochastic else Rounding.NEAREST_AWAY,")
+_AWAY = _QUANTIZE.replace(
+    "=cast.rounding,", "=cast.rounding if cast.rounding is Rounding.STOCHASTIC else Rounding.NEAREST_AWAY,"
+)
 _STALE = f"""    block, length = cast.fmt.block, x.shape[-1]
     if axis == -1 and length % block and not stochastic:
         last = x[..., length - length % block - block : length - length % block]  # a full block; what it has left there
