@@ -102,7 +102,7 @@ _AWAY = _QUANTIZE.replace(
     "=cast.rounding,", "=cast.rounding if cast.rounding is Rounding.STOCHASTIC else Rounding.NEAREST_AWAY,"
 )
 _STALE = f"""    block, length = cast.fmt.block, x.shape[-1]
-    if axis == -1 and length % block and not stochastic:
+    if axis == -1 and length % block and cast.rounding is not Rounding.STOCHASTIC:
         last = x[..., length - length % block - block : length - length % block]  # a full block; what it has left there
         outer = quantize(x, cast.fmt, axis, cast.outer).outer
         q = quantize(torch.cat([x, last[..., length % block :]], -1), cast.fmt, axis, outer)
