@@ -33,8 +33,7 @@ class ValidateConfig:
     """With --ops: only the cases whose "operation, data" contains one of these texts, such as 'aggregate NVFP4'."""
     activations: Path | None = None
     """With --ops: recorded activations, a safetensors file of floating tensors under any names, as one more kind of
-    data; each is cut or repeated to a case's shape. To record x: from safetensors.torch import save_file, then
-    save_file({"layer 3": x.contiguous()}, "activations.safetensors")."""
+    data; each is cut or repeated to a case's shape. `fourbit train --activations FILE` writes one."""
     html: Path | None = None
     """With --ops: one page of results, complete in itself."""
     out: Path | None = None

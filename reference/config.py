@@ -62,6 +62,9 @@ class TrainConfig:
     """Where to train; never chosen for you."""
     threads: int = 1
     """CPU threads; FP32 sums depend on them. More than one pays from a width of several hundred, on an idle machine."""
+    activations: Path | None = None
+    """Safetensors file for what the experts of the last step read, by layer, as `fourbit validate --activations` takes
+    it."""
     progress: Literal["auto", "show", "hide"] = "auto"
     """Progress bar; auto shows it on a terminal."""
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
@@ -99,11 +102,13 @@ def check(config: TrainConfig) -> None:
         ("threads", 1 <= c.threads <= 1024, "use 1 to 1024"),
         ("device", c.device in ("cpu", "cuda"), "use 'cpu' or 'cuda'"),
         ("device", c.device != "cuda" or torch.cuda.is_available(), "this torch sees no CUDA device; use 'cpu'"),
+        ("activations", _can_be_file(c.activations), "name a file in a folder that exists"),
         ("progress", c.progress in ("auto", "show", "hide"), "use 'auto', 'show' or 'hide'"),
     ]
     for name, good, remedy in rules:
         if not good:
-            raise ValueError(f"{name} {getattr(config, name)!r} cannot be used; {remedy}")
+            value = getattr(config, name)
+            raise ValueError(f"{name} {str(value) if isinstance(value, Path) else value!r} cannot be used; {remedy}")
     for name, value in dataclasses.asdict(c.model).items():
         if not math.isfinite(value):
             raise ValueError(f"model.{name} {value} cannot be used; use a finite number")
@@ -111,3 +116,7 @@ def check(config: TrainConfig) -> None:
         raise ValueError(f"model.sequence {c.model.sequence} cannot be used; use 1 or more")
     if c.model.vocab < 256:
         raise ValueError(f"model.vocab {c.model.vocab} cannot hold every byte; use 256 or more")
+
+
+def _can_be_file(path: Path | None) -> bool:
+    return path is None or (path.parent.is_dir() and not path.is_dir())

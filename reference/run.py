@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import nn
 
 from . import checkpoint
@@ -19,7 +20,7 @@ from .model import Losses
 from .monitor import Log, record_environment, require_finite
 from .optimizer import learning_rate
 from .recipe import ExpertRecipe
-from .saved import counting
+from .saved import counting, recording
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,13 @@ class Run:
         }
 
     def _forward(self, tokens: torch.Tensor, targets: torch.Tensor, draw: Draw) -> Losses:
-        """The losses of a grain; of the first one, what it keeps for the backward is counted."""
+        """The losses of a grain; of the first one, what it keeps for the backward is counted, and of the last step's
+        first one what its experts read is written, if that is asked for."""
+        path = self.config.activations
+        if path is not None and (draw.step, draw.grain) == (self.config.steps, 0):
+            with recording(self.model) as kept, torch.no_grad():
+                self.model(tokens, targets, draw)
+            checkpoint.write_atomic(path, save(kept))
         if self.saved:
             return self.model(tokens, targets, draw)
         with counting(self.model) as sizes:

@@ -5,7 +5,7 @@ Of a BF16 operand's 16 bits a value, NVFP4 keeps 4.5, and 32 a row where each ha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,3 +65,20 @@ def counting(model: nn.Module) -> Iterator[list[int]]:
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
         yield sizes
+
+
+@contextmanager
+def recording(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """The inputs (T, D), BF16, of every layer's experts in a forward inside: `layer 0`, `layer 1`, .."""
+    kept: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        return lambda _, args: kept.update({name: args[0].detach().flatten(0, -2).contiguous()})
+
+    layers: Any = getattr(model, "layers", [])
+    hooks = [layer.moe.register_forward_pre_hook(keep(f"layer {i}")) for i, layer in enumerate(layers)]
+    try:
+        yield kept
+    finally:
+        for hook in hooks:
+            hook.remove()

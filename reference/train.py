@@ -44,7 +44,7 @@ from .run import Run
 
 __all__ = ["Result", "TrainConfig", "TrainingStopped", "check", "main", "train"]
 
-_NOT_IDENTITY = ("out", "progress")  # fields that do not change a bit of the run
+_NOT_IDENTITY = ("out", "progress", "activations")  # fields that do not change a bit of the run
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,11 @@ def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str,
         with open_run(config.out, identity) as log:
             run = Run(config, identity, corpus, model, adamw(model, config), log, later)
             start = run.resume()
+            if start == config.steps and config.activations is not None:
+                raise ValueError(
+                    f"activations {str(config.activations)!r} are recorded in the last step, which run "
+                    f"{str(config.out)!r} has taken; use more steps, or another out"
+                )
             hidden = {"auto": None, "show": False, "hide": True}[config.progress]
             with tqdm(total=config.steps, initial=start, desc=config.preset, unit="step", disable=hidden) as bar:
                 for step in range(start + 1, config.steps + 1):

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import fourbit
@@ -598,3 +599,21 @@ def test_a_switch_that_cannot_be_is_refused(changes: dict, words: str, tmp_path:
     with pytest.raises(ValueError, match=re.escape(words)):
         train(dataclasses.replace(real(tmp_path / "run"), **changes), ops)
     assert not (tmp_path / "run").exists()
+
+
+def test_activations_are_recorded_for_validation(tmp_path: Path) -> None:
+    """What the experts of the last step read: the same run without recording has the same bits."""
+    plain = train(real(tmp_path / "plain"), ops)
+    config = dataclasses.replace(real(tmp_path / "run"), activations=tmp_path / "activations.safetensors")
+    result = train(config, ops)
+    assert result.train_losses == plain.train_losses and result.heldout_losses == plain.heldout_losses
+    kept = load_file(config.activations)
+    assert list(kept) == [f"layer {i}" for i in range(config.model.depth)]
+    rows = config.grain * config.model.sequence
+    assert {(t.dtype, tuple(t.shape)) for t in kept.values()} == {(torch.bfloat16, (rows, config.model.dim))}
+    assert all(bool(t.any()) for t in kept.values())
+    with pytest.raises(ValueError, match=r"recorded in the last step, which run .* has taken"):
+        train(config, ops)
+    for path in (tmp_path, tmp_path / "none" / "x.safetensors"):
+        with pytest.raises(ValueError, match=r"activations .* cannot be used; name a file in a folder that exists"):
+            train(dataclasses.replace(config, activations=path), ops)
