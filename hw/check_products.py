@@ -103,7 +103,7 @@ def judge_product(dump: Dump, fmt: str | None) -> Report:
         return Report(name, (), (best.way.words,), (_missed(best, y),))
     facts = (best.way.words, f"largest error: {float(best.ratio.max()):.3g} of the bound of FP32 sums in any order")
     if best.way.fault is None:
-        return Report(name, ("the exact product, within the bound",), facts, ())
+        return Report(name, ("an FP32 sum of the decoded operands, within its bound",), facts, ())
     return Report(name, (), facts, (best.way.fault,))
 
 

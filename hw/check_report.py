@@ -25,7 +25,8 @@ class Report:
         return not self.faults
 
     def __str__(self) -> str:
-        made = f", {', '.join(self.contracts)}" if self.contracts else ""
-        head = f"{'FAILED' if self.faults else 'passed'}: {self.format}{made}"
-        lines = [head, *(f"    {fact}" for fact in self.facts), *(f"  ! {fault}" for fault in self.faults)]
+        head = f"{'FAILED' if self.faults else 'passed'}: {self.format}"
+        made = [f"    made by {', '.join(self.contracts)}" + ", but for what is wrong" * bool(self.faults)]
+        facts = [*(made if self.contracts else []), *(f"    {fact}" for fact in self.facts)]
+        lines = [head, *facts, *(f"  ! {fault}" for fault in self.faults)]
         return "\n".join(lines + ([f"    {self.first}"] if self.first and self.faults else []))
