@@ -10,7 +10,7 @@ formulas and sources; codes, scales, outer scales and "exact" products are equal
 """
 
 from . import layout, metrics, ptx, scales, torch_views
-from .blocks import (
+from .block_formats import (
     BLOCK_FORMATS,
     FP8_1X128,
     FP8_128X128,
@@ -28,8 +28,8 @@ from .blocks import (
     NVFP4_46,
     NVINT4,
     BlockFormat,
-    BlockTensor,
 )
+from .blocks import BlockTensor
 from .codes import decode, encode, round_to
 from .formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, E8M0, FORMATS, FP16, INT4, INT8, S2F6, TF32, UE4M3, Format
 from .hadamard import hadamard, hadamard_inverse, hadamard_signs

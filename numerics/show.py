@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import torch
 
-from .blocks import BLOCK_FORMATS, BlockFormat
+from .block_formats import BLOCK_FORMATS, BlockFormat
 from .codes import encode
 from .formats import FORMATS, Format
 

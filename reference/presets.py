@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from numerics import MXFP4, MXFP8, NVFP4, NVFP4_2D, NVFP4_46, Rounding
-from numerics.blocks import FP8_1X128, FP8_128X128
+from numerics import FP8_1X128, FP8_128X128, MXFP4, MXFP8, NVFP4, NVFP4_2D, NVFP4_46, Rounding
 from numerics.ops import Cast, Recast
 from numerics.scales import RULES
 
