@@ -40,7 +40,7 @@ class Cast:
     "pow2", as in `nm.quantize`."""
 
     fmt: BlockFormat | None
-    outer: str | None = None
+    outer: str | int | None = None
     rounding: Rounding = Rounding.NEAREST_EVEN
     outer_rounding: str | None = None
 
@@ -61,7 +61,7 @@ class Recast:
     fmt: BlockFormat | None
     outer: str = "keep"
     rounding: Rounding = Rounding.NEAREST_EVEN
-    scope: str | None = None
+    scope: str | int | None = None
 
     def __post_init__(self) -> None:
         require_cast(self.fmt, self.rounding)

@@ -142,6 +142,22 @@ def quartet2() -> Recipe:
     return Recipe("quartet2", experts, experts)
 
 
+def tetrajet2() -> Recipe:
+    """TetraJet-v2 (arXiv 2510.27527): NVFP4 with an FP32 scale per 128 values around those per 16; both backward
+    products in NVFP4 after a Hadamard of 16, gradients and saved operands rounded stochastically from forward codes.
+
+    BF16 wires. Rounding has the headroom 16/17, without which the largest values saturate. Not reproduced: OsciReset
+    and OutControl (oscillating weights, outlier channels), gradients along tokens from those along features.
+    """
+    fmt = replace(NVFP4, name="NVFP4_UNBIASED", rule=RULES["unbiased"])
+    cast, again = Cast(NVFP4, 128), Recast(fmt, "multiply", Rounding.STOCHASTIC, 128)
+    grad = Cast(fmt, 128, Rounding.STOCHASTIC)
+    experts = ExpertRecipe(
+        *(cast, cast, cast, grad, again, again), dgrad_hadamard=16, wgrad_hadamard=16, grad_wire=BF16
+    )
+    return Recipe("tetrajet2", experts, experts)
+
+
 def composer2() -> Recipe:
     """Composer 2 (arXiv 2603.24477), as far as others describe it: NVFP4 forward, one outer scale per token and one per
     expert, so that no token sees another; BF16 backward from the values that the forward multiplied.
@@ -166,6 +182,7 @@ PUBLISHED: dict[str, Callable[[], Recipe]] = {
         nvfp4_nvidia,
         nvfp4_46,
         quartet2,
+        tetrajet2,
         composer2,
         fourbit,
     )

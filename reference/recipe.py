@@ -46,9 +46,9 @@ class ExpertRecipe:
         for role in ("input", "hidden", "weight"):
             if getattr(self, role).rounding is not Rounding.NEAREST_EVEN:
                 raise ValueError(f"{role}.rounding={getattr(self, role).rounding}: forward operands round to nearest")
-        if self.grad.outer not in (None, "tensor"):
+        if self.grad.outer not in (None, "tensor") and not isinstance(self.grad.outer, int):
             raise ValueError(
-                f"grad.outer={self.grad.outer!r}: a gradient is quantized along both axes; use None or 'tensor'"
+                f"grad.outer={self.grad.outer!r}: a gradient is quantized along both axes; use None, 'tensor' or a run"
             )
         if self.grad_wire is not None and self.grad_wire.rounding is not Rounding.NEAREST_EVEN:
             raise ValueError(

@@ -69,7 +69,7 @@ def _format(fmt: BlockFormat, axis: str = "") -> str:
 def _cast(cast: Cast, axis: str) -> str:
     if cast.fmt is None:
         return "BF16"
-    outer = "" if cast.outer is None else f", outer {_SCOPES.get(cast.outer, cast.outer)}"
+    outer = "" if cast.outer is None else f", outer {_SCOPES.get(cast.outer, f'per {cast.outer} values')}"
     rounded = "" if cast.outer_rounding is None else ", a power of two"
     return f"{_format(cast.fmt, axis)}{outer}{rounded}; {_ROUNDINGS[cast.rounding]}"
 

@@ -63,6 +63,10 @@ TABLE = {
         *(f"{ACT_46} tensor", f"{ACT_46} leading", f"{EDEN} tensor"),
         *(f"{EDEN} leading", f"{EDEN} tensor", BF16),
     ),
+    "tetrajet2": (
+        *(f"{ACT} 128", f"{ACT} 128", f"{UNBIASED} 128 sr"),
+        *(f"{UNBIASED} 128 sr", f"{UNBIASED} 128 sr", BF16),
+    ),
     "composer2": (f"{ACT} row", f"{ACT} leading", BF16, BF16, BF16, BF16),
     "fourbit": FOURBIT,
     "fourbit_rn": changed(w_back=MX, x_back=MX),
@@ -163,6 +167,10 @@ def require(q: Any, words: str, axis: int) -> None:
         else:
             assert q.outer is None or words.startswith("E4M3")  # a saved outer stays outside, see `sources`
         return
+    if rest[0] == "128":
+        lengths = [j - i for i, j in pairwise(q.groups or (0, q.shape[axis]))]
+        assert q.outer_block == 128 and q.outer.shape[axis] == sum(-(-length // 128) for length in lengths)
+        return
     rows = {"row": q.shape[0], "tensor": 1, "leading": q.shape[0]}[rest[0]]
     assert q.outer.numel() == rows and q.outer.shape[axis] == 1
 
@@ -225,7 +233,8 @@ def test_backward_operands_are_made_of_what_the_recipe_says(name: str):
             assert groups is None or q.groups == groups
         kept = role.startswith("w") and words.startswith("E4M3") and "leading" in w and name != "fourbit_originals"
         source = (made.w13_q, made.w2_q)[role == "w2"].values() if kept else values
-        scope = next((s for s in ("tensor", "leading") if s in words.split()), None)
+        scope = next((s for s in ("tensor", "leading", "128") if s in words.split()), None)
+        scope = 128 if scope == "128" else scope
         if q.rule == "eden":  # elements to nearest, scales drawn: one of two neighbours
             assert torch.equal(
                 q.codes, nm.quantize(source, q.fmt, -2, scope, None, groups, random=nm.Random((1, 1))).codes
@@ -435,7 +444,7 @@ def test_roles_in_words(name: str):
         element, shape, scale, rule, *rest = words.removesuffix(" sr").split()
         assert f"{element} {shape} along " in told[role] and f", {scale} scales by {rule}" in told[role]
         assert ("; stochastic" in told[role]) == words.endswith(" sr")
-        scope = {"row": "per token", "leading": "per expert", "tensor": "per tensor"}
+        scope = {"row": "per token", "leading": "per expert", "tensor": "per tensor", "128": "per 128 values"}
         assert not rest or f"outer {scope[rest[0]]}" in told[role]
 
 

@@ -83,5 +83,5 @@ def test_claims_are_refused_with_the_reason():
 def test_row_block_is_what_widths_must_be_a_multiple_of():
     blocks = {name: preset(name).experts.row_block for name in PRESETS}
     assert (blocks.pop("bf16"), blocks.pop("fp8_deepseek"), blocks.pop("quartet2")) == (1, 128, 128)
-    nvfp4 = dict.fromkeys(("nvfp4_all", "nvfp4_nvidia", "nvfp4_46", "composer2"), 16)
+    nvfp4 = dict.fromkeys(("nvfp4_all", "nvfp4_nvidia", "nvfp4_46", "tetrajet2", "composer2"), 16)
     assert blocks == dict.fromkeys(blocks, 32) | nvfp4 | {"mxfp4": 64}
