@@ -1,9 +1,9 @@
 """What FP32 sums of any order may be: intervals for `router_gradient` and for products under accumulator="fp32".
 
-A sum of K products a_i b_i, each operation rounded to nearest in FP32, in any order and with or without fused
-multiply-adds, errs by at most (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1)
+A sum of K products a_i b_i, each operation rounded in FP32, to nearest or truncated, in any order and with or without
+fused multiply-adds, errs by at most (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1)
 
-    |s - sum a_i b_i| <= gamma sum |a_i b_i| + K 2^-150        gamma = K u / (1 - K u), u = 2^-24
+    |s - sum a_i b_i| <= gamma sum |a_i b_i| + K 2^-149        gamma = K u / (1 - K u), u = 2^-23
 
 where the last term is what products lose to underflow. Exact sums are computed in float64, whose own error, below
 K 2^-52 sum |a_i b_i|, is added. Everything that follows a sum is one rounding, and roundings are monotone: the ends of
@@ -57,14 +57,14 @@ class Interval:
 
 
 def _gamma(operations: int) -> float:
-    return operations * 2.0**-24 / (1 - operations * 2.0**-24)
+    return operations * 2.0**-23 / (1 - operations * 2.0**-23)
 
 
 def sums(a: Tensor, b: Tensor) -> Interval:
     """a @ b.T of float32 matrices, float64."""
     a, b = a.to(torch.float64), b.to(torch.float64)
     k, total, size = a.shape[-1], a @ b.mT, a.abs() @ b.abs().mT
-    width = (_gamma(k) + k * 2.0**-52) * size + k * 2.0**-150
+    width = (_gamma(k) + k * 2.0**-52) * size + k * 2.0**-149
     open_ended = torch.isfinite(size) & (size + width >= FLT_MAX)
     width = torch.where(torch.isfinite(total), width, 0.0)
     return Interval(

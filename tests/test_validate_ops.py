@@ -194,7 +194,7 @@ def test_an_fp32_product_outside_of_its_bound_is_caught(
 def test_the_bound_of_a_sum_holds_the_exact_sum_and_no_more_than_n_roundings() -> None:
     a, b = torch.tensor([[1.0, 2.0**-24, 2.0**-24]]), torch.ones(1, 3)
     interval = bounds.sums(a, b)
-    exact, width = 1 + 2.0**-23, 3 * 2.0**-24 / (1 - 3 * 2.0**-24) * (1 + 2.0**-23)
+    exact, width = 1 + 2.0**-23, 3 * 2.0**-23 / (1 - 3 * 2.0**-23) * (1 + 2.0**-23)
     assert float(interval.low) <= exact - width and exact + width <= float(interval.high)
     assert float(interval.high - interval.low) < 2 * width * (1 + 2.0**-20)
     huge = bounds.sums(torch.full((1, 4), 1e38), torch.tensor([[2.0, -2.0, 1.0, 1.0]]))
