@@ -8,6 +8,7 @@ names. Skipped, each by itself, where a quantizer is not installed: `pip install
 SKIP_CUDA_BUILD=1.
 """
 
+import importlib
 from types import ModuleType
 from typing import Any
 
@@ -21,9 +22,11 @@ from numerics.dialects_core import LAYOUTS, Quantized
 
 
 def peer(name: str) -> ModuleType:
-    """The module, or a skip that says so."""
-    package = name.split(".")[0]
-    return pytest.importorskip(name, reason=f"{package} is not installed", exc_type=ImportError)
+    """The module, or a skip that says what is missing, which may be what the peer itself lacks."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        pytest.skip(f"{name.split('.')[0]} cannot be imported: {error}")
 
 
 def tensors() -> dict[str, torch.Tensor]:
