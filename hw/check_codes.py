@@ -51,8 +51,7 @@ def _codes(f: Folded, law: ScaleLaw) -> Iterator[CodeLaw]:
         yield CodeLaw(words, None, _wrong(f, nm.encode(q, element)))
         for text, mode in MODES.items():
             yield CodeLaw(words, f"codes are rounded {text}", _wrong(f, nm.encode(q, element, mode)))
-        toward = torch.nextafter(q, torch.zeros_like(q))
-        yield CodeLaw(words, f"codes are rounded {TIES_DOWN}", _wrong(f, nm.encode(toward, element)))
+        yield CodeLaw(words, f"codes are rounded {TIES_DOWN}", _wrong(f, _ties_down(q, element)))
         for narrow, dtype in NARROW.items():
             twice = q.to(torch.float32).to(dtype).to(torch.float64)
             fault = f"elements are rounded twice: to {narrow} before {element.name}"
@@ -107,8 +106,7 @@ def _stochastic(f: Folded, law: ScaleLaw) -> Iterator[CodeLaw]:
     """Every code is one of its element's two neighbours, and as many are not the nearer one, whichever way ties go, as
     chance would have, of enough elements for chance to be told from a few faults."""
     element = f.case.layout.element
-    _, q = next(_quotients(f, law))
-    low, high = (nm.encode(q, element, mode) for mode in (nm.Rounding.TOWARD_NEGATIVE, nm.Rounding.TOWARD_POSITIVE))
+    q, low, high = _neighbours(f, law)
     outside = (f.codes != low) & (f.codes != high) & f.real & f.finite
     inside = f.real & f.finite & (low != high)
     if bool(outside.any()) or not bool(inside.any()):
@@ -127,11 +125,25 @@ def _stochastic(f: Folded, law: ScaleLaw) -> Iterator[CodeLaw]:
     yield CodeLaw(words, None if abs(z) <= 5 else f"codes are biased; {words}", outside)
 
 
+def _neighbours(f: Folded, law: ScaleLaw) -> tuple[Tensor, Tensor, Tensor]:
+    """Elements before rounding, and the codes below and above them."""
+    _, q = next(_quotients(f, law))
+    low, high = (
+        nm.encode(q, f.case.layout.element, mode) for mode in (nm.Rounding.TOWARD_NEGATIVE, nm.Rounding.TOWARD_POSITIVE)
+    )
+    return q, low, high
+
+
+def _ties_down(q: Tensor, element: nm.Format) -> Tensor:
+    """Codes of the nearest values, ties toward zero."""
+    return nm.encode(torch.nextafter(q, torch.zeros_like(q)), element)
+
+
 def _nearest(q: Tensor, element: nm.Format) -> Iterator[Tensor]:
     """Codes of the nearest values, ties to even, away from zero and toward it."""
     yield nm.encode(q, element)
     yield nm.encode(q, element, nm.Rounding.NEAREST_AWAY)
-    yield nm.encode(torch.nextafter(q, torch.zeros_like(q)), element)
+    yield _ties_down(q, element)
 
 
 def other_signs(f: Folded, law: ScaleLaw, wrong: Tensor) -> bool:
@@ -146,8 +158,7 @@ def tie_distance(f: Folded, law: ScaleLaw, wrong: Tensor) -> float:
     """The largest distance of the elements `wrong` from a tie between codes, relative to the element; inf if one of
     their codes is no neighbour of its element."""
     element = f.case.layout.element
-    _, q = next(_quotients(f, law))
-    low, high = (nm.encode(q, element, mode) for mode in (nm.Rounding.TOWARD_NEGATIVE, nm.Rounding.TOWARD_POSITIVE))
+    q, low, high = _neighbours(f, law)
     if bool(((f.codes != low) & (f.codes != high) & wrong).any()):
         return float("inf")
     tie = (nm.decode(low, element).to(torch.float64) + nm.decode(high, element).to(torch.float64)) / 2

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import numerics as nm
 from numerics.dialects_core import Blocks, Dialect, Outer, Steps, folded_outer
+from numerics.identify import one_nan
 from numerics.identify_result import Identification
 
 from .check_case import Case
@@ -261,7 +262,8 @@ def not_finite(f: Folded, law: ScaleLaw) -> list[str]:
     for outer in (law.outer, d.own_outer(blocks, f.scope(d))):
         steps = d.steps(blocks, outer)
         codes = (steps.codes != f.codes) & f.real & (d.defined_nan | ~torch.isnan(steps.scaled))
-        wrong = (_one_nan(f, steps.scales) != _one_nan(f, f.scales)).squeeze(-1) | codes.any(-1)
+        scales = one_nan(steps.scales, f.case.scale_format) != one_nan(f.scales, f.case.scale_format)
+        wrong = scales.squeeze(-1) | codes.any(-1)
         if not bool(wrong[there].any()):
             return []
     bytes_there = sorted({f"{int(b):#04x}" for b in f.scales.squeeze(-1)[there][:4096]})
@@ -269,8 +271,3 @@ def not_finite(f: Folded, law: ScaleLaw) -> list[str]:
         f"NaN policy: {int(there.sum()):,} blocks hold NaN or Inf and have scale bytes {', '.join(bytes_there[:6])}; "
         f"by {d.name}: {d.prose.nonfinite}"
     ]
-
-
-def _one_nan(f: Folded, scales: Tensor) -> Tensor:
-    """The negative NaN of E4M3 as the positive one."""
-    return torch.where(scales == 0xFF, 0x7F, scales) if f.case.scale_format == nm.E4M3 else scales

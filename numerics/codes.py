@@ -126,9 +126,10 @@ def _encode(x: Tensor, fmt: Format, rounding: Rounding, random_bits: Tensor | No
     last = torch.iinfo(integer).bits - 1
     magnitude = bits & torch.iinfo(integer).max
     # masks of -1 and 0: on a CPU integer arithmetic is several times faster than comparing and choosing
-    not_a_number = ((pattern(float("inf"), x.dtype) - magnitude) >> last).to(torch.int32)
     sign = (bits >> last).to(torch.int32)
-    if x.dtype == torch.float64:
+    if x.dtype == torch.float32:
+        not_a_number = (pattern(float("inf"), x.dtype) - magnitude) >> last
+    else:
         # a GPU's compiler fuses conversions from float32 with taking magnitudes, and leaves the signs of NaNs
         not_a_number = -torch.isnan(x).to(torch.int32)
         # below every format's reach, where a product with 2^-q would underflow to zero

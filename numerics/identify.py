@@ -182,7 +182,7 @@ def _judge(dialect: Dialect, dump: _Dump) -> Verdict:
 
 def _compare(dialect: Dialect, dump: _Dump, blocks: Blocks, outer: Outer, kind: str) -> Verdict:
     steps = dialect.steps(blocks, outer)
-    wrong_scales = _one_nan(dump.scales, dialect.scale_format) != _one_nan(steps.scales, dialect.scale_format)
+    wrong_scales = one_nan(dump.scales, dialect.scale_format) != one_nan(steps.scales, dialect.scale_format)
     unjudged = torch.zeros_like(dump.codes, dtype=torch.bool)
     if not dialect.defined_nan:
         unjudged = torch.isnan(steps.scaled) & dump.real
@@ -191,7 +191,7 @@ def _compare(dialect: Dialect, dump: _Dump, blocks: Blocks, outer: Outer, kind: 
     return Verdict(dialect, kind, int(wrong_scales.sum()), int(wrong_codes.sum()), int(unjudged.sum()), first)
 
 
-def _one_nan(scales: Tensor, fmt: Format) -> Tensor:
+def one_nan(scales: Tensor, fmt: Format) -> Tensor:
     """0xFF of E4M3 is the negative NaN: as 0x7F."""
     return torch.where(scales == 0xFF, 0x7F, scales) if fmt == E4M3 else scales
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -45,5 +47,4 @@ def amax(block: Block) -> tuple[Tensor, Tensor]:
 def three_quarters(block: Block) -> tuple[Tensor, Tensor]:
     """`floor` of x, and elements of 3/4 x, which then never saturate: 6 is 3/4 of 8, which no scaled element of E2M1
     reaches. Decoded values are multiplied by 4/3, the rule's gain (arXiv 2502.20586, section 3)."""
-    scale, _ = power_of_two(block, up=False)
-    return scale, block.encode(block.x * 0.75 * exponent_reciprocal(scale.to(torch.int32)))
+    return power_of_two(replace(block, x=block.x * 0.75), up=False)  # amax is still that of x

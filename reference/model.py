@@ -10,7 +10,7 @@ positions, D width, V vocabulary, L layers.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import ModuleType
 
 import torch
@@ -173,8 +173,10 @@ class Transformer(nn.Module):
         for index, layer in enumerate(self.layers):
             recipe = self.recipes[index]
             signs = {size: self.signs[size].to(x_BSD.device) for size in recipe.hadamard_sizes}
-            setting = Setting(self.ops, recipe, signs, index, draw, self.accumulator, self.recipe.shared)
-            setting = replace(setting, recompute_glu=self.recompute_glu)
+            setting = Setting(
+                *(self.ops, recipe, signs, index, draw, self.accumulator, self.recipe.shared),
+                recompute_glu=self.recompute_glu,
+            )
             x_BSD, extra = layer(x_BSD, setting)
             balance = balance + extra
         return self.head(self.norm(x_BSD)), balance * (self.config.balance / self.config.depth)
