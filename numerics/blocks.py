@@ -152,12 +152,14 @@ class BlockTensor:
             outer = outer.expand(self.scales.shape).reshape(rows, 1, trail)
         out = torch.empty(codes.shape, dtype=torch.float32)
         for part in chunks(rows, fmt.block * trail, codes.device):
-            values = self._inner(decode_tensor(codes[part], fmt.element), self._decoded(scales[part]))
-            out[part] = values if outer is None else _finite(values.mul_(outer[part]))
+            element = decode_tensor(codes[part], fmt.element)
+            values = self._inner(element, self._decoded(scales[part]), out[part])
+            if outer is not None:
+                _finite(values.mul_(outer[part]))
         return out.view(self.shape)
 
-    def _inner(self, element: Tensor, scale: Tensor) -> Tensor:
-        values = element * scale
+    def _inner(self, element: Tensor, scale: Tensor, out: Tensor | None = None) -> Tensor:
+        values = torch.mul(element, scale, out=out)
         return values if self.fmt.scale is E4M3 else _finite(values)  # at most 448 * 448 with E4M3
 
     def _decoded(self, scales: Tensor) -> Tensor:

@@ -147,8 +147,10 @@ def _apply(rule: Rule, block: Block, finite: Tensor, fmt: BlockFormat) -> tuple[
 
     def run(block: Block, finite: Tensor) -> tuple[Tensor, Tensor]:
         scales, codes = rule.apply(block)
-        scales = torch.where(finite, scales, poison).to(torch.float32 if fmt.scale is None else torch.uint8)
-        return scales, torch.where(finite, codes, fmt.element.max_code).to(torch.uint8)  # a NaN has no defined sign
+        if not (step_by_step(finite.device) and bool(finite.all())):
+            scales = torch.where(finite, scales, poison)
+            codes = torch.where(finite, codes, fmt.element.max_code)  # a NaN has no defined sign
+        return scales.to(torch.float32 if fmt.scale is None else torch.uint8), codes.to(torch.uint8)
 
     shape, width = block.amax.shape, block.x.shape[-1]
     parts = chunks(shape.numel(), width, block.x.device)

@@ -22,9 +22,12 @@ def power_of_two(block: Block, up: bool) -> tuple[Tensor, Tensor]:
     """
     x, amax = block.inside()
     limit, bits = pattern(block.element.max, torch.float32), amax.view(torch.int32)
-    scale = (bits >> 23) - (limit >> 23) + 127
-    if up:
-        mantissa = limit & 0x7FFFFF
+    mantissa, offset = limit & 0x7FFFFF, 127 - (limit >> 23)
+    if up and offset < 0:  # the carry out of a larger mantissa; a float32 subnormal stays below scale 1 in any case
+        scale = ((bits + (0x7FFFFF - mantissa)) >> 23).add_(offset)
+    else:
+        scale = (bits >> 23).add_(offset)
+    if up and offset >= 0:
         # a float32 subnormal is compared with max * 2^-127, whose leading bit is explicit
         scale += (bits & 0x7FFFFF) > torch.where(bits < 0x800000, (mantissa | 0x800000) >> 1, mantissa)
     scale = scale.clamp_(0, 254)
@@ -33,7 +36,7 @@ def power_of_two(block: Block, up: bool) -> tuple[Tensor, Tensor]:
 
 def exponent_reciprocal(code: Tensor) -> Tensor:
     """1 / 2^(code - 127) for int32 E8M0 codes 0 to 254, float32, exact (code 254 gives the subnormal 2^-127)."""
-    return torch.where(code == 254, 0x00400000, (254 - code) << 23).view(torch.float32)
+    return ((254 - code) << 23).clamp_(min=0x00400000).view(torch.float32)
 
 
 def amax(block: Block) -> tuple[Tensor, Tensor]:
