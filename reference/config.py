@@ -27,7 +27,11 @@ class TrainConfig:
     batch: int = 4
     """Sequences a step."""
     grain: int = 4
-    """Sequences that pass through the model together; their token blocks and random bits depend on it."""
+    """Sequences whose tokens the experts see together; their token blocks and random bits depend on it."""
+    micro_batch: int | None = None
+    """Sequences that pass through the model together, a multiple of grain; a grain if left out."""
+    deterministic: bool = False
+    """Exact sums in the experts' products and every grain alone: the same bits for any micro_batch; slower."""
     lr: float = 3e-3
     """Peak learning rate."""
     warmup: int = 20
@@ -82,6 +86,12 @@ def check(config: TrainConfig) -> None:
         ("steps", c.steps >= 1, "use 1 or more"),
         ("grain", c.grain >= 1, "use 1 or more"),
         ("batch", c.batch >= 1 and c.batch % max(1, c.grain) == 0, f"use a multiple of grain {c.grain}"),
+        (
+            "micro_batch",
+            c.micro_batch is None
+            or (c.micro_batch >= 1 and c.micro_batch % max(1, c.grain) == 0 == c.batch % c.micro_batch),
+            f"use a multiple of grain {c.grain} that divides batch {c.batch}",
+        ),
         ("lr", 0 < c.lr < 1e37, "use a positive number that float32 holds"),
         ("warmup", 0 <= c.warmup <= c.steps, f"use 0 to {c.steps}, the number of steps"),
         ("min_lr_ratio", 0 <= c.min_lr_ratio <= 1, "use 0 to 1"),

@@ -11,8 +11,8 @@ token, R = T K rows, E experts, D, F widths.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from types import ModuleType
 from typing import Any
@@ -91,7 +91,7 @@ class Routing:
 class Setting:
     """What an expert layer computes with: the operations, its recipe, the signs of Hadamard transforms by size, its
     place and its random words. `shared` says that the shared expert follows the recipe too, `recompute_glu` that the
-    backward computes gate and up again instead of keeping them."""
+    backward computes gate and up again instead of keeping them; `grains`: how many there are, from `draw`'s on."""
 
     ops: ModuleType
     recipe: ExpertRecipe
@@ -102,6 +102,12 @@ class Setting:
     shared: bool = False
     slot: int = 0
     recompute_glu: bool = False
+    grains: int = 1
+
+    def each(self) -> Iterator[Setting]:
+        """The setting of each grain alone."""
+        for i in range(self.grains):
+            yield replace(self, draw=replace(self.draw, grain=self.draw.grain + i), grains=1)
 
     @property
     def place(self) -> int:

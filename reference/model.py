@@ -157,16 +157,17 @@ class Transformer(nn.Module):
                 std = 0.5 if name == "embed" else scale * p.shape[-1] ** -0.5
                 p.copy_(torch.randn(p.shape, generator=generator) * std)
 
-    def forward(self, tokens_BS: Tensor, targets_BS: Tensor, draw: Draw) -> Losses:
+    def forward(self, tokens_BS: Tensor, targets_BS: Tensor, draw: Draw, grains: int = 1) -> Losses:
         """Losses of a batch.
 
-        Args: tokens_BS, targets_BS: int64 (B, S). draw: names the random words of the backward.
+        Args: tokens_BS, targets_BS: int64 (B, S). draw: names the random words of the backward. grains: equal parts of
+            B that the experts see one after the other, the first of them under `draw`'s grain.
         """
-        logits_BSV, balance = self.logits(tokens_BS, draw)
+        logits_BSV, balance = self.logits(tokens_BS, draw, grains)
         ce = F.cross_entropy(logits_BSV.flatten(0, 1).to(torch.float32), targets_BS.flatten())
         return Losses(ce, balance)
 
-    def logits(self, tokens_BS: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
+    def logits(self, tokens_BS: Tensor, draw: Draw, grains: int = 1) -> tuple[Tensor, Tensor]:
         """(logits (B, S, V) BF16, weighted balance loss)."""
         x_BSD = F.embedding(tokens_BS, self.embed.to(torch.bfloat16).to(torch.float32))
         balance = x_BSD.new_zeros(())
@@ -176,6 +177,7 @@ class Transformer(nn.Module):
             setting = Setting(
                 *(self.ops, recipe, signs, index, draw, self.accumulator, self.recipe.shared),
                 recompute_glu=self.recompute_glu,
+                grains=grains,
             )
             x_BSD, extra = layer(x_BSD, setting)
             balance = balance + extra

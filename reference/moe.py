@@ -36,8 +36,16 @@ class MoE(nn.Module):
         self.shared_out = Linear(shared_dim, dim)
 
     def forward(self, x_BSD: Tensor, setting: Setting) -> tuple[Tensor, Tensor]:
-        """x (B, S, D) BF16 -> (out (B, S, D) BF16, balance FP32 scalar)."""
-        x_TD = x_BSD.flatten(0, 1)
+        """x (B, S, D) BF16 -> (out (B, S, D) BF16, balance FP32 scalar, the mean over grains).
+
+        Grains are computed one by one, the router too: their bits do not depend on their neighbours.
+        """
+        parts = x_BSD.flatten(0, 1).chunk(setting.grains)
+        done = [self._grain(x_TD, alone) for x_TD, alone in zip(parts, setting.each(), strict=True)]
+        outs, balances = zip(*done, strict=True)
+        return torch.cat(outs).view(x_BSD.shape), torch.stack(balances).mean()
+
+    def _grain(self, x_TD: Tensor, setting: Setting) -> tuple[Tensor, Tensor]:
         # the rounded weights, exactly, with the gradient of the masters
         router_ED = self.router + (self.router.to(torch.bfloat16).to(torch.float32) - self.router).detach()
         probabilities_TE = (x_TD.to(torch.float32) @ router_ED.T).softmax(-1)
@@ -50,7 +58,7 @@ class MoE(nn.Module):
         shared_TD = self._shared(x_TD, setting)
         share_E = torch.tensor(routing.groups, device=x_TD.device).diff() / routing.groups[-1]
         balance = self.experts * (share_E * probabilities_TE.mean(0)).sum()
-        return (routed_TD + shared_TD).view(x_BSD.shape), balance
+        return routed_TD + shared_TD, balance
 
     def _shared(self, x_TD: Tensor, setting: Setting) -> Tensor:
         """The shared expert: BF16, or under the recipe as one expert that every token visits with weight 1."""

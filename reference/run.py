@@ -25,7 +25,7 @@ from .saved import counting, recording
 
 @dataclass(frozen=True)
 class Run:
-    """A run in progress. `later`: recipes of the layers after the switch. `saved`: bytes that the first grain kept for
+    """A run in progress. `later`: recipes of the layers after the switch. `saved`: bytes that the first pass kept for
     its backward, once they are known."""
 
     config: TrainConfig
@@ -85,11 +85,10 @@ class Run:
     def _update(self, step: int) -> dict[str, Any]:
         config, began = self.config, time.perf_counter()
         tokens_BS, targets_BS = batch(self.corpus.train, config.seed, step, config.batch, config.model.sequence)
-        share = config.grain / config.batch
         loss = balance = 0.0
         self.optimizer.zero_grad(set_to_none=True)
-        for grain, (tokens, targets) in enumerate(grains(config, tokens_BS, targets_BS)):
-            losses = self._forward(tokens, targets, Draw(config.seed, step, grain))
+        for grain, tokens, targets in passes(config, tokens_BS, targets_BS):
+            losses, share = self._forward(tokens, targets, Draw(config.seed, step, grain)), len(tokens) / config.batch
             # Before the backward, which promises nothing about a NaN.
             require_finite(config.out, step, "loss", losses.total.item())
             (losses.total * share).backward()
@@ -112,17 +111,18 @@ class Run:
         }
 
     def _forward(self, tokens: torch.Tensor, targets: torch.Tensor, draw: Draw) -> Losses:
-        """The losses of a grain; of the first one, what it keeps for the backward is counted, and of the last step's
-        first one what its experts read is written, if that is asked for."""
+        """The losses of a pass; of the first one, what it keeps for the backward is counted, and of the last step's
+        first grain what its experts read is written, if that is asked for."""
         path = self.config.activations
         if path is not None and (draw.step, draw.grain) == (self.config.steps, 0):
             with recording(self.model) as kept, torch.no_grad():
-                self.model(tokens, targets, draw)
+                self.model(tokens[: self.config.grain], targets[: self.config.grain], draw)
             checkpoint.write_atomic(path, save(kept))
+        grains = len(tokens) // self.config.grain
         if self.saved:
-            return self.model(tokens, targets, draw)
+            return self.model(tokens, targets, draw, grains)
         with counting(self.model) as sizes:
-            losses: Losses = self.model(tokens, targets, draw)
+            losses: Losses = self.model(tokens, targets, draw, grains)
         self.saved.append(sum(sizes))
         return losses
 
@@ -134,11 +134,12 @@ class Run:
         with torch.no_grad():
             # Step -1 names no training step: evaluation shares no random bits with one.
             losses = [
-                self.model(tokens, targets, Draw(config.seed, -1, grain)).ce.item()
-                for grain, (tokens, targets) in enumerate(grains(config, tokens_BS, targets_BS))
+                len(tokens)
+                * self.model(tokens, targets, Draw(config.seed, -1, grain), len(tokens) // config.grain).ce.item()
+                for grain, tokens, targets in passes(config, tokens_BS, targets_BS)
             ]
         self.model.train()
-        return math.fsum(losses) / len(losses)
+        return math.fsum(losses) / config.eval_sequences
 
     def _save(self, step: int) -> None:
         """Write the checkpoint of `step`, then delete the ones that it supersedes."""
@@ -152,9 +153,12 @@ class Run:
         checkpoint.prune(folder)
 
 
-def grains(
+def passes(
     config: TrainConfig, tokens_BS: torch.Tensor, targets_BS: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield the grains of a batch, in order, on the device: (grain, S) each."""
-    for tokens, targets in zip(tokens_BS.split(config.grain), targets_BS.split(config.grain), strict=True):
-        yield tokens.to(config.device), targets.to(config.device)
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Yield what passes through the model together, in order: the number of its first grain and (B, S) each on the
+    device. Under `deterministic` that is one grain, so that no sum runs over two."""
+    size = config.grain if config.deterministic else config.micro_batch or config.grain
+    pieces = zip(tokens_BS.split(size), targets_BS.split(size), strict=True)
+    for i, (tokens, targets) in enumerate(pieces):
+        yield i * size // config.grain, tokens.to(config.device), targets.to(config.device)

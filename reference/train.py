@@ -1,7 +1,9 @@
 """The training loop: AdamW over grains, evaluated, logged, and resumable bit for bit.
 
-One step draws `batch` sequences and cuts them into grains. Each grain goes through the model alone, with the random
-bits that Draw(seed, step, grain) names, and gradients are summed in grain order:
+One step draws `batch` sequences and cuts them into grains. The experts see each grain alone, with the random bits that
+Draw(seed, step, grain) names, however many of them pass through the model together (`micro_batch`): the experts' codes
+do not depend on that. FP32 sums of the dense layers do; `deterministic` passes every grain alone, sums the experts'
+products exactly, and sums gradients in grain order:
 
     loss = sum_g (grain / batch) * (ce_g + balance_g)
     lr   = peak * step / warmup, then peak * (r + (1 - r) * (1 + cos(pi * progress)) / 2), r = min_lr_ratio
@@ -82,7 +84,7 @@ def main(argv: list[str], ops: ModuleType) -> int:
     print(
         f"{config.preset} in {result.folder} {done} steps, held-out {result.heldout_ce:.4f} nats "
         f"({result.bits_per_byte:.4f} bits) per byte, {result.median_step_seconds:.3f} s a step"
-        + ("" if result.saved_bytes is None else f", {result.saved_bytes / 1e6:.2f} MB saved for a grain's backward")
+        + ("" if result.saved_bytes is None else f", {result.saved_bytes / 1e6:.2f} MB saved for a backward")
     )
     return 0
 
@@ -143,7 +145,8 @@ def _later(config: TrainConfig) -> tuple[ExpertRecipe, ...] | None:
 
 def _build(config: TrainConfig, recipe: Recipe, ops: ModuleType) -> nn.Module:
     try:
-        model = Transformer(config.model, recipe, ops, config.seed, recompute_glu=config.recompute_glu)
+        accumulator = "exact" if config.deterministic else "fp32"
+        model = Transformer(config.model, recipe, ops, config.seed, accumulator, config.recompute_glu)
         return model.to(config.device)
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, MemoryError) or "memory" in str(error):

@@ -43,14 +43,14 @@ class StandIn(nn.Module):
     calls: list[Draw]
     spoil: Any = None
 
-    def __init__(self, config: ModelConfig, recipe: object, ops: object, seed: int, **options: bool) -> None:
+    def __init__(self, config: ModelConfig, recipe: object, ops: object, seed: int, *options: Any) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.embed = nn.Parameter(torch.randn(256, 8, generator=generator))
         self.gain = nn.Parameter(torch.ones(8))
         self.head = nn.Parameter(torch.randn(8, 256, generator=generator))
 
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor, draw: Draw) -> SimpleNamespace:
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor, draw: Draw, grains: int = 1) -> SimpleNamespace:
         type(self).calls.append(draw)
         logits = self.embed[tokens] * self.gain @ self.head
         ce = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
