@@ -50,6 +50,10 @@ def _validate(argv: list[str]) -> int:
 
 
 def _bench(argv: list[str]) -> int:
+    if argv[:1] == ["training"]:
+        from studies import bench_training
+
+        return bench_training.main(argv[1:])
     from hw import bench_numerics
 
     return bench_numerics.main(argv)
@@ -95,7 +99,9 @@ COMMANDS: dict[str, Command] = {
     "validate": Command("compare the kernels on this machine, or yours, with the emulation, bit for bit", _validate),
     "check": Command("say which quantizer made the bytes of a dump, or what is wrong with them", _check),
     "vectors": Command("write the conformance pack: golden vectors that need nothing else of fourbit", _vectors),
-    "bench": Command("time the emulation beside a copy and other packages: bench numerics", _bench),
+    "bench": Command(
+        "time quantizers beside a copy and other packages, or training steps: bench numerics|training", _bench
+    ),
     "formats": Command("print tables of the element and block formats", _formats),
     "show": Command("take one code of a format apart, or encode a number: show E4M3 0x6C", _show),
 }

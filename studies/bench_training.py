@@ -1,0 +1,143 @@
+"""`fourbit bench training`: how long a training step takes under recipes, beside `bf16`.
+
+A step is forward, backward, clipping and AdamW on random tokens, without logs, evaluations and checkpoints. After steps
+that are not measured come rounds in which every recipe takes one step; medians over the rounds count, and the ratio of
+a recipe is the median of its rounds' ratios to `bf16`. On a CPU products are FP32 for all of them. What a target asks
+of a ratio on this device is told beside it; ratios move with whatever else the machine does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+import torch
+import tyro
+from torch import Tensor, nn
+
+from numerics import ops
+from reference.checkpoint import write_atomic
+from reference.config import TrainConfig, check
+from reference.expert import Draw
+from reference.model import ModelConfig, Transformer
+from reference.optimizer import adamw
+from reference.presets import preset
+
+from .progress import Progress
+
+BASELINE = "bf16"
+TARGETS = {("cpu", "fourbit"): 3.0, ("cuda", "fourbit"): 1.6, ("cuda", "nvfp4_nvidia"): 1.8}  # most times bf16's step
+# about 100 million active parameters
+LARGE = ModelConfig(
+    dim=1024, depth=12, heads=16, experts=8, top_k=2, expert_dim=512, shared_dim=512, sequence=512, vocab=256
+)
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """Time a training step under recipes beside bf16's."""
+
+    presets: tuple[str, ...] = ("fourbit", "nvfp4_nvidia", "mxfp8")
+    """Recipes; bf16 is always there."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to train."""
+    large: bool = False
+    """A model of about 100 million active parameters instead of the trainer's default."""
+    batch: int | None = None
+    """Sequences a step, one grain; the trainer's default, 16 with --large."""
+    rounds: int = 9
+    """Measured steps of each recipe."""
+    threads: int = 2
+    """CPU threads."""
+    out: Path | None = None
+    """CSV file for the table."""
+
+
+class _Stepper:
+    """One recipe's model, and its steps."""
+
+    def __init__(self, name: str, config: TrainConfig) -> None:
+        model = Transformer(config.model, preset(name), ops, config.seed)
+        self.config, self.model, self.taken = config, model.to(config.device), 0
+        self.optimizer = adamw(self.model, config)
+
+    def step(self, tokens: Tensor, targets: Tensor) -> float:
+        """Take one; seconds."""
+        began = time.perf_counter()
+        self.taken += 1
+        self.optimizer.zero_grad(set_to_none=True)
+        losses = self.model(tokens, targets, Draw(self.config.seed, self.taken, 0))
+        losses.total.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        self.optimizer.step()
+        losses.total.item()  # waits for the device
+        if self.config.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+
+def active_parameters(model: nn.Module, config: ModelConfig) -> int:
+    """Parameters that a token meets: its own experts' and all others."""
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    routed = sum(n for name, n in sizes.items() if name.endswith(("moe.w13", "moe.w2")))
+    return sum(sizes.values()) - routed + routed * config.top_k // config.experts
+
+
+def measure(config: BenchConfig) -> tuple[pd.DataFrame, int]:
+    """The table, one row per recipe, and the active parameters of the model.
+
+    Columns: preset; seconds, median of a step; ratio to bf16's; target, None without one; verdict.
+
+    Raises: ValueError for an unknown preset, or sizes that do not fit.
+    """
+    if config.rounds < 1:
+        raise ValueError(f"rounds={config.rounds}: use 1 or more")
+    model = LARGE if config.large else ModelConfig()
+    batch = config.batch or (16 if config.large else TrainConfig(Path()).batch)
+    train = TrainConfig(Path(), batch=batch, grain=batch, device=config.device, threads=config.threads, model=model)
+    check(dataclasses.replace(train, eval_sequences=batch))
+    names = [BASELINE, *(name for name in config.presets if name != BASELINE)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(config.threads)
+    try:
+        steppers = {name: _Stepper(name, train) for name in names}
+        drawn = torch.randint(0, 256, (batch, model.sequence + 1), generator=torch.Generator().manual_seed(0))
+        drawn = drawn.to(config.device)
+        seconds: dict[str, list[float]] = {name: [] for name in names}
+        with Progress((config.rounds + 2) * len(names), "steps") as progress:
+            for turn in range(config.rounds + 2):
+                for name, stepper in steppers.items():
+                    taken = stepper.step(drawn[:, :-1], drawn[:, 1:])
+                    if turn >= 2:
+                        seconds[name].append(taken)
+                    progress.advance(1, name)
+    finally:
+        torch.set_num_threads(before)
+    return tabulate(seconds, config.device), active_parameters(steppers[BASELINE].model, model)
+
+
+def tabulate(seconds: dict[str, list[float]], device: str) -> pd.DataFrame:
+    """The table of measured steps, see `measure`."""
+    rows = []
+    for name, own in seconds.items():
+        ratio = statistics.median(a / b for a, b in zip(own, seconds[BASELINE], strict=True))
+        target = TARGETS.get((device, name))
+        verdict = "" if target is None else "met" if ratio <= target else "missed"
+        rows.append((name, statistics.median(own), ratio, target, verdict))
+    return pd.DataFrame(rows, columns=["preset", "seconds", "ratio", "target", "verdict"])
+
+
+def main(argv: list[str]) -> int:
+    """`fourbit bench training ...`: print the table; 0 if it ran, whatever it shows."""
+    config = tyro.cli(BenchConfig, args=argv, prog="fourbit bench training", config=(tyro.conf.FlagCreatePairsOff,))
+    table, active = measure(config)
+    print(f"{active / 1e6:.1f} M active parameters, {config.device}, FP32 products")
+    print(table.to_string(index=False, float_format=lambda v: f"{v:.4g}", na_rep=""))
+    if config.out is not None:
+        write_atomic(config.out, table.to_csv(index=False, lineterminator="\n").encode())
+    return 0
