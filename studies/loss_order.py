@@ -62,7 +62,7 @@ class OrderConfig:
     """Seeds: initial weights, batches and stochastic rounding. Two or more; intervals are over them."""
     steps: int = 500
     """Optimizer steps of each run, to which the learning rate's schedule is laid out."""
-    stage: int = 100
+    stage: int = 50
     """Steps from one evaluation and checkpoint of a run to the next; tables are of a step where one was."""
     minutes: float | None = None
     """Stop training so long after the start of this command, and write the tables of what all runs have reached."""

@@ -186,13 +186,13 @@ def draw(measured: Measured, claims: Sequence[Claim]) -> Figure:
     claims = judged(measured, claims)
     with plots.style():
         count = max(len(measured.recipes), len(claims))
-        figure, (left, right) = plots.panels(2, height=1.3 + 0.26 * count)
-        _draw_recipes(left, measured)
-        _draw_claims(right, measured, claims)
+        figure, (left, right) = plots.panels(2, height=1.2 + 0.26 * count)
+        _draw_recipes(left, measured, count)
+        _draw_claims(right, measured, claims, count)
     return figure
 
 
-def _draw_recipes(axes: Axes, measured: Measured) -> None:
+def _draw_recipes(axes: Axes, measured: Measured, count: int) -> None:
     names = [recipe for recipe in measured.recipes if recipe != BASELINE]
     looks = {"training": (plots.BLUE, "o", -0.13), "heldout": (plots.ORANGE, "s", 0.13)}
     for loss, (color, marker, shift) in looks.items():
@@ -201,10 +201,10 @@ def _draw_recipes(axes: Axes, measured: Measured) -> None:
         means, halves = [g.mean * _MILLI for g in gaps], [g.half * _MILLI for g in gaps]
         axes.errorbar(means, places, xerr=halves, fmt=marker, color=color, ms=3, lw=1, label=LOSSES[loss])
     _finish(axes, names, f"Loss, minus {BASELINE}'s")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14 - 1.2 / (len(names) + 6)), ncols=2)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -1.9 / max(count, 4)), ncols=2)
 
 
-def _draw_claims(axes: Axes, measured: Measured, claims: Sequence[Claim]) -> None:
+def _draw_claims(axes: Axes, measured: Measured, claims: Sequence[Claim], count: int) -> None:
     for word, (color, marker) in _LOOKS.items():
         axes.errorbar([], [], xerr=[], fmt=marker, color=color, ms=3.5, lw=1, label=word)
     for y, claim in enumerate(claims):
@@ -212,7 +212,7 @@ def _draw_claims(axes: Axes, measured: Measured, claims: Sequence[Claim]) -> Non
         color, marker = _LOOKS[verdict(gap)]
         axes.errorbar(gap.mean * _MILLI, y, xerr=gap.half * _MILLI, fmt=marker, color=color, ms=3.5, lw=1)
     _finish(axes, [f"{claim.lower}\n< {claim.higher}" for claim in claims], "Claims: training loss, difference")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14 - 1.2 / (len(claims) + 6)), ncols=3)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -1.9 / max(count, 4)), ncols=3, columnspacing=1)
 
 
 def _finish(axes: Axes, names: Sequence[str], title: str) -> None:
