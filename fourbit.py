@@ -37,6 +37,12 @@ def _study(argv: list[str]) -> int:
     return study.main(argv)
 
 
+def _order(argv: list[str]) -> int:
+    from studies import loss_order
+
+    return loss_order.main(argv)
+
+
 def _recipes(argv: list[str]) -> int:
     from reference import recipe_table
 
@@ -96,6 +102,7 @@ COMMANDS: dict[str, Command] = {
     "train": Command("train a model under a recipe", _train),
     "recipes": Command("print a recipe of number formats role by role, or what two differ in", _recipes),
     "study": Command("list, run NAME or report: questions, measurements and figures", _study),
+    "order": Command("rank recipes by loss: equal data, paired seeds, intervals, published claims judged", _order),
     "validate": Command("compare the kernels on this machine, or yours, with the emulation, bit for bit", _validate),
     "check": Command("say which quantizer made the bytes of a dump, or what is wrong with them", _check),
     "vectors": Command("write the conformance pack: golden vectors that need nothing else of fourbit", _vectors),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from numerics import FP8_1X128, FP8_128X128, MXFP4, MXFP8, NVFP4, NVFP4_2D, NVFP4_46, Rounding
+from numerics import FP8_1X128, FP8_128X128, MXFP4, MXFP8, NVFP4, NVFP4_2D, NVFP4_46, BlockFormat, Rounding
 from numerics.ops import Cast, Recast
 from numerics.scales import RULES
 
@@ -112,6 +112,28 @@ def nvfp4_46() -> Recipe:
     return Recipe("nvfp4_46", experts, experts)
 
 
+def nvfp4_46_forward() -> Recipe:
+    """The forward of `nvfp4_46` alone; backward in BF16 at the values that the forward multiplied, BF16 combine: the
+    forward-only runs of Quartet II (arXiv 2601.22813), which quantize all linear layers."""
+    return _forward("nvfp4_46_forward", NVFP4_46, NVFP4_46)
+
+
+def nvfp4_forward() -> Recipe:
+    """The forward of `nvfp4_all` alone, otherwise as `nvfp4_46_forward`."""
+    return _forward("nvfp4_forward", NVFP4, NVFP4)
+
+
+def nvfp4_2d_forward() -> Recipe:
+    """`nvfp4_forward` with weights in 16x16 tiles."""
+    return _forward("nvfp4_2d_forward", NVFP4, NVFP4_2D)
+
+
+def _forward(name: str, activation: BlockFormat, weight: BlockFormat) -> Recipe:
+    cast = Cast(activation, "tensor")
+    experts = ExpertRecipe(cast, cast, Cast(weight, "leading"), BF16, Recast(None), Recast(None))
+    return Recipe(name, experts, experts)
+
+
 def _nvfp4(activation: Cast, weight: Cast) -> ExpertRecipe:
     grad = Cast(activation.fmt, "tensor")
     saved_weight = Recast(weight.fmt, "multiply", scope="leading")
@@ -181,6 +203,9 @@ PUBLISHED: dict[str, Callable[[], Recipe]] = {
         nvfp4_all,
         nvfp4_nvidia,
         nvfp4_46,
+        nvfp4_46_forward,
+        nvfp4_forward,
+        nvfp4_2d_forward,
         quartet2,
         tetrajet2,
         composer2,

@@ -45,6 +45,9 @@ LEAKING = {
     "nvfp4_all",
     "nvfp4_nvidia",
     "nvfp4_46",
+    "nvfp4_46_forward",
+    "nvfp4_forward",
+    "nvfp4_2d_forward",
     "quartet2",
     "fourbit_tensor_outer",
 }  # one outer scale for all tokens

@@ -59,6 +59,9 @@ TABLE = {
         *(f"{ACT_46} tensor", f"{ACT_46} leading", f"{ACT_46} tensor"),
         *(f"{ACT_46} leading", f"{ACT_46} tensor", BF16),
     ),
+    "nvfp4_46_forward": (f"{ACT_46} tensor", f"{ACT_46} leading", BF16, BF16, BF16, BF16),
+    "nvfp4_forward": (f"{ACT} tensor", f"{ACT} leading", BF16, BF16, BF16, BF16),
+    "nvfp4_2d_forward": (f"{ACT} tensor", f"{TILES} leading", BF16, BF16, BF16, BF16),
     "quartet2": (
         *(f"{ACT_46} tensor", f"{ACT_46} leading", f"{EDEN} tensor"),
         *(f"{EDEN} leading", f"{EDEN} tensor", BF16),

@@ -83,5 +83,6 @@ def test_claims_are_refused_with_the_reason():
 def test_row_block_is_what_widths_must_be_a_multiple_of():
     blocks = {name: preset(name).experts.row_block for name in PRESETS}
     assert (blocks.pop("bf16"), blocks.pop("fp8_deepseek"), blocks.pop("quartet2")) == (1, 128, 128)
-    nvfp4 = dict.fromkeys(("nvfp4_all", "nvfp4_nvidia", "nvfp4_46", "tetrajet2", "composer2"), 16)
+    names = ("nvfp4_all", "nvfp4_nvidia", "nvfp4_46", "nvfp4_46_forward", "nvfp4_forward", "nvfp4_2d_forward")
+    nvfp4 = dict.fromkeys((*names, "tetrajet2", "composer2"), 16)
     assert blocks == dict.fromkeys(blocks, 32) | nvfp4 | {"mxfp4": 64}
