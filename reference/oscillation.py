@@ -60,7 +60,7 @@ class Oscillation:
         measured = [
             (name, weight, recipe, weight.clone(), self._quantized(weight, recipe))
             for name, weight, recipe, rule in watched
-            if name in self.paths and 1 <= (step - 1) % rule.period <= rule.detect_steps
+            if name in self.paths and (step - 1) % rule.period <= rule.detect_steps
         ]
         update()
         for name, weight, recipe, before, quantized in measured:

@@ -149,10 +149,12 @@ def tetrajet2() -> Recipe:
 
     As in the authors' kernels a gradient is quantized twice from the same values: their backward_double_quant is of
     saved operands alone. OsciReset as in their configurations, whose runs of 12,505 to 50,500 steps begin it after 59
-    to 69 % of them, every 200 steps (their largest model: 400), with ratio 8 (their code's default: 16): a run of less
-    than 252 steps resets nothing. BF16 wires. Rounding has the headroom 16/17, without which, as in their kernels, the
-    largest values saturate. Not reproduced: OutControl, a tenth of the input features, those of the largest norms over
-    50 early steps, in MXFP8 in fprop and wgrad: their choice is a state of the run that no operation here takes.
+    to 69 % of them, every 200 steps (their largest model: 400), with ratio 8 (their code's default: 16): a run of a
+    few hundred steps has one window or none. BF16 wires. Rounding has the headroom 16/17, without which, as in their
+    kernels, the largest values saturate. Not reproduced: OutControl, which keeps a tenth of each matrix's input
+    features (those whose norms were largest in 50 early steps) in MXFP8 in fprop and wgrad. An operand would be two
+    tensors of two formats, split by a choice that the run makes, in every operation, in what is saved and in
+    checkpoints.
     """
     fmt = replace(NVFP4, name="NVFP4_UNBIASED", rule=RULES["unbiased"])
     cast, again = Cast(NVFP4, 128), Recast(fmt, "multiply", Rounding.STOCHASTIC, 128)
