@@ -16,7 +16,7 @@ from numerics.scales import RULES
 
 from . import ablations
 from .ablations import BF16, PLAIN, fourbit
-from .recipe import ExpertRecipe, Recipe
+from .recipe import ExpertRecipe, OsciReset, Recipe
 
 
 def bf16() -> Recipe:
@@ -166,16 +166,27 @@ def quartet2() -> Recipe:
 
 def tetrajet2() -> Recipe:
     """TetraJet-v2 (arXiv 2510.27527): NVFP4 with an FP32 scale per 128 values around those per 16; both backward
-    products in NVFP4 after a Hadamard of 16, gradients and saved operands rounded stochastically from forward codes.
+    products in NVFP4 after a Hadamard of 16 with signs drawn for each, gradients and saved operands rounded
+    stochastically, the latter from forward codes; OsciReset (`oscillation`).
 
-    BF16 wires. Rounding has the headroom 16/17, without which the largest values saturate. Not reproduced: OsciReset
-    and OutControl (oscillating weights, outlier channels), gradients along tokens from those along features.
+    As in the authors' kernels a gradient is quantized twice from the same values: their backward_double_quant is of
+    saved operands alone. OsciReset as in their configurations, whose runs of 12,505 to 50,500 steps begin it after 59
+    to 69 % of them, every 200 steps (their largest model: 400), with ratio 8 (their code's default: 16): a run of a
+    few hundred steps has one window or none. BF16 wires. Rounding has the headroom 16/17, without which, as in their
+    kernels, the largest values saturate. Not reproduced: OutControl, which keeps a tenth of each matrix's input
+    features (those whose norms were largest in 50 early steps) in MXFP8 in fprop and wgrad. An operand would be two
+    tensors of two formats, split by a choice that the run makes, in every operation, in what is saved and in
+    checkpoints.
     """
     fmt = replace(NVFP4, name="NVFP4_UNBIASED", rule=RULES["unbiased"])
     cast, again = Cast(NVFP4, 128), Recast(fmt, "multiply", Rounding.STOCHASTIC, 128)
-    grad = Cast(fmt, 128, Rounding.STOCHASTIC)
     experts = ExpertRecipe(
-        *(cast, cast, cast, grad, again, again), dgrad_hadamard=16, wgrad_hadamard=16, grad_wire=BF16
+        *(cast, cast, cast, Cast(fmt, 128, Rounding.STOCHASTIC), again, again),
+        dgrad_hadamard=16,
+        wgrad_hadamard=16,
+        grad_wire=BF16,
+        fresh_signs=True,
+        osci_reset=OsciReset(period=200, detect_steps=50, ratio=8.0, start_share=0.6),
     )
     return Recipe("tetrajet2", experts, experts)
 

@@ -25,8 +25,32 @@ from numerics.ops import Cast, Recast
 
 
 @dataclass(frozen=True)
+class OsciReset:
+    """When master weights that oscillate are reset, see `oscillation`: every `period` steps after `start_share` of a
+    run, those whose quantized value moved `ratio` times as far as they did themselves in `detect_steps` steps."""
+
+    period: int
+    detect_steps: int
+    ratio: float
+    start_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.detect_steps < 1:
+            raise ValueError(f"detect_steps={self.detect_steps}: measure 1 step or more")
+        if self.period < self.detect_steps + 2:
+            raise ValueError(
+                f"period={self.period}: a window takes a step to open, {self.detect_steps} and one to reset; use "
+                f"{self.detect_steps + 2} or more"
+            )
+        if not self.ratio > 0:
+            raise ValueError(f"ratio={self.ratio}: use a positive number")
+        if not 0.0 <= self.start_share <= 1.0:
+            raise ValueError(f"start_share={self.start_share}: use a share between 0 and 1")
+
+
+@dataclass(frozen=True)
 class ExpertRecipe:
-    """Every operand of one layer's experts; see the module docstring."""
+    """Every operand of one layer's experts, see the module docstring, and what becomes of their master weights."""
 
     input: Cast
     hidden: Cast
@@ -41,8 +65,11 @@ class ExpertRecipe:
     wgrad_hadamard: int | None = None
     grad_wire: Cast | None = None
     fresh_signs: bool = False
+    osci_reset: OsciReset | None = None
 
     def __post_init__(self) -> None:
+        if self.osci_reset is not None and self.weight.fmt is None:
+            raise ValueError(f"osci_reset={self.osci_reset} with BF16 weights: give the weights a format")
         for role in ("input", "hidden", "weight"):
             if getattr(self, role).rounding is not Rounding.NEAREST_EVEN:
                 raise ValueError(f"{role}.rounding={getattr(self, role).rounding}: forward operands round to nearest")
@@ -120,7 +147,7 @@ class Recipe:
         return self.last if index < first or index >= depth - last else self.experts
 
 
-FORWARD = ("input", "hidden", "weight", "combine_fmt", "combine_hadamard")
+FORWARD = ("input", "hidden", "weight", "combine_fmt", "combine_hadamard", "osci_reset")
 PASSES = ("forward", "backward", "both")
 
 

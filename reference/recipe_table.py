@@ -16,7 +16,7 @@ from numerics import BlockFormat, Rounding
 from numerics.ops import Cast, Recast
 
 from .presets import PRESETS, preset
-from .recipe import ExpertRecipe, Recipe
+from .recipe import ExpertRecipe, OsciReset, Recipe
 
 _ROUNDINGS = {Rounding.NEAREST_EVEN: "to nearest", Rounding.STOCHASTIC: "stochastic"}
 _SCOPES = {"row": "per token", "leading": "per expert", "tensor": "per tensor"}
@@ -53,7 +53,18 @@ def _roles(r: ExpertRecipe) -> dict[str, str]:
         "dgrad w": _rotated(r.dgrad_hadamard) + _recast(r.saved_weight, "output features", source, r.weight),
         "wgrad g": _rotated(r.wgrad_hadamard) + _cast(r.grad, "tokens"),
         "wgrad x": _rotated(r.wgrad_hadamard) + _recast(r.saved_input, "tokens", source, r.input),
+        "masters": _masters(r.osci_reset),
     }
+
+
+def _masters(rule: OsciReset | None) -> str:
+    if rule is None:
+        return "FP32"
+    start = "" if not rule.start_share else f" after {Fraction(rule.start_share).limit_denominator(100)} of the run"
+    return (
+        f"FP32; every {rule.period} steps{start} those whose quantized value moved {rule.ratio:g} times as far as "
+        f"they did in {rule.detect_steps} steps are reset to it"
+    )
 
 
 def _rotated(size: int | None) -> str:

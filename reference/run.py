@@ -19,6 +19,7 @@ from .expert import Draw
 from .model import Losses
 from .monitor import Log, record_environment, require_finite
 from .optimizer import learning_rate
+from .oscillation import Oscillation
 from .recipe import ExpertRecipe
 from .saved import counting, recording
 
@@ -36,6 +37,10 @@ class Run:
     log: Log
     later: tuple[ExpertRecipe, ...] | None = None
     saved: list[int] = field(default_factory=list)
+    oscillation: Oscillation = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "oscillation", Oscillation(self.model, self.config.steps))
 
     def resume(self) -> int:
         """Load the newest checkpoint, cut the log back to it, and return its step; 0 without one."""
@@ -48,6 +53,7 @@ class Run:
                     f"{meta['corpus'][:12]}, is {corpus.digest[:12]}); restore it, or use another out"
                 )
             checkpoint.restore_training_state(tensors, self.model, self.optimizer)
+            self.oscillation.restore(tensors)
             start = meta["step"]
         self.log.cut(start)
         if start < config.steps:
@@ -99,7 +105,7 @@ class Run:
         lr = learning_rate(config, step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        self.optimizer.step()
+        reset = self.oscillation.around(step, self.optimizer.step)
         return {
             "step": step,
             "loss": loss,
@@ -108,7 +114,7 @@ class Run:
             "grad_norm": norm,
             "tokens": step * config.batch * config.model.sequence,
             "seconds": time.perf_counter() - began,
-        }
+        } | ({} if reset is None else {"weights_reset": reset})
 
     def _forward(self, tokens: torch.Tensor, targets: torch.Tensor, draw: Draw) -> Losses:
         """The losses of a pass; of the first one, what it keeps for the backward is counted, and of the last step's
@@ -144,7 +150,7 @@ class Run:
     def _save(self, step: int) -> None:
         """Write the checkpoint of `step`, then delete the ones that it supersedes."""
         folder = self.config.out
-        tensors = checkpoint.training_state(self.model, self.optimizer)
+        tensors = checkpoint.training_state(self.model, self.optimizer) | self.oscillation.state()
         for name, tensor in tensors.items():
             require_finite(folder, step, f"sum of magnitudes of {name}", tensor.double().abs().sum().item())
         self.log.sync()  # the log must never be behind a checkpoint

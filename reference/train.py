@@ -11,8 +11,9 @@ products exactly, and sums gradients in grain order:
     AdamW (Loshchilov and Hutter, arXiv 1711.05101), decay only on weights of two or more dimensions, all in FP32
 
 Steps count from 1. Everything random is a function of (seed, step), so a checkpoint holds the weights, the state of the
-optimizer and the step, and nothing else. Exact: equal configuration, corpus, versions and device give equal bits,
-killed and resumed or not; threads are pinned and torch's deterministic algorithms are on while the loop runs.
+optimizer, the step, and what an open window of `oscillation` has measured; nothing else. Exact: equal configuration,
+corpus, versions and device give equal bits, killed and resumed or not; threads are pinned and torch's deterministic
+algorithms are on while the loop runs.
 
 A run folder holds config.json (what decides the bits), meta.json (versions, corpus, device, commit), log.jsonl (one
 line per step) and the last two checkpoints. Rerunning the same configuration in its folder continues it.

@@ -299,6 +299,33 @@ def test_gradients_are_rounded_as_the_recipe_says(name: str):
     assert torch.equal(dz.scales, nearest.scales)
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_gradients_along_tokens_are_made_of_what_arrived_and_of_what_was_computed(name: str):
+    """dy along tokens from the codes that travelled, or the values of a BF16 wire; dz along tokens from the BF16
+    gradient of gate and up, quantized twice, never from its codes along features. Where the wire is the recipe's own
+    cast, that wire is dy along features as well, and dy is quantized from its codes."""
+    made, g, recipe = ran(name), TABLE[name][2], preset(name).experts
+    _, sent = made.spy.of("grad_to_wire")[0]
+    _, d_gate_up = made.spy.of("glu_backward")[0]
+    assert (made.dy[0] is sent) == (recipe.grad_wire is None)
+    arrived = sent.dequantize() if isinstance(sent, nm.BlockTensor) else sent.float()
+    if recipe.saved_input.outer == "gradient":
+        arrived, d_gate_up = arrived * made.h_q.outer, d_gate_up.float() * made.x_q.outer
+    for q, source, role in ((made.dy[1], arrived, Role.DY_TOKENS), (made.dz[1], d_gate_up.float(), Role.DZ_TOKENS)):
+        if g == BF16:
+            assert torch.equal(q, source.bfloat16())
+            continue
+        groups = made.routing.groups
+        if (size := recipe.wgrad_hadamard) is not None:
+            source, groups = nm.hadamard(source, size, signs_of(name, role, size), -2, groups)
+            assert q.groups == groups
+        cast = recipe.grad
+        draws = cast.rounding is nm.Rounding.STOCHASTIC or q.rule == "eden"
+        random = DRAW.random(2 * 64, role, made.routing.groups) if draws else None
+        again = nm.quantize(source, q.fmt, -2, cast.outer, None, groups, rounding=cast.rounding, random=random)
+        assert torch.equal(q.codes, again.codes) and torch.equal(q.scales, again.scales)
+
+
 CLAIMING = [name for name in PRESETS if preset(name).claims_unbiased]
 
 
