@@ -7,9 +7,11 @@ have reached about the same step, and whatever all have reached can be compared.
 
 Workers are processes that live through many stages, because starting one costs more than going on with a run does. A
 run that fails is put aside with its reason, and the others go on: with many runs, a recipe that diverges is a result.
-Bits do not depend on workers or stages. A worker ends when its parent has died.
+Bits do not depend on workers or stages. On GPUs workers take the visible ones in turn; NVIDIA's MPS, if it runs, lets
+those of one GPU compute at the same time, two to three times as fast. A worker ends when its parent has died.
 """
 
+import itertools
 import math
 import multiprocessing
 import os
@@ -22,6 +24,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from numerics import ops
 from reference.checkpoint import latest
@@ -87,6 +91,7 @@ def advance_all(
     at = {config.out: reached(config.out) for config in configs}
     waiting = [config for config in configs if at[config.out] < config.steps]
     idle: list[_Worker] = []
+    places = itertools.cycle(visible_gpus() if any(config.device == "cuda" for config in configs) else [None])
     running: dict[Connection, tuple[_Worker, TrainConfig]] = {}
     failed: dict[Path, str] = {}
     try:
@@ -94,7 +99,7 @@ def advance_all(
             while waiting and len(running) < workers:
                 config = min(waiting, key=lambda run: at[run.out])  # of equals the first
                 waiting.remove(config)
-                worker = idle.pop() if idle else _start()
+                worker = idle.pop() if idle else _start(next(places))
                 worker.channel.send((config, stage_end(config, at[config.out])))
                 running[worker.channel] = worker, config
             for channel in wait(list(running), max(0.0, min(1.0, deadline - time.monotonic()))):
@@ -116,11 +121,17 @@ def advance_all(
     return Outcome(failed, not waiting and not running)
 
 
-def _start() -> _Worker:
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; at least one."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return [name for name in named if name] or [str(i) for i in range(max(1, torch.cuda.device_count()))]
+
+
+def _start(gpu: str | None) -> _Worker:
     # a new interpreter: a forked one would inherit torch's thread pool without its threads
     context = multiprocessing.get_context("spawn")
     own, other = context.Pipe()
-    process = context.Process(target=_work, args=(other, os.getpid()), daemon=True)
+    process = context.Process(target=_work, args=(other, os.getpid(), gpu), daemon=True)
     process.start()
     other.close()  # the worker's copy is then the only one, and its end is seen here
     return _Worker(process, own)
@@ -145,8 +156,10 @@ def _receive(worker: _Worker) -> tuple[str, Any]:
         return "failed", f"its process ended early (exit code {worker.process.exitcode})"
 
 
-def _work(channel: Connection, parent: int) -> None:
+def _work(channel: Connection, parent: int, gpu: str | None) -> None:
     """The worker: for each run and step that it is sent, train to that step; tell of each step and of the end."""
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # read when CUDA is first used
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this process with SIGTERM
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the default would leave semaphores behind
     while True:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 import tyro
 
 from numerics import ops
@@ -286,3 +287,11 @@ def test_the_command_repeats_the_configuration(config: loss_order.OrderConfig) -
         words = loss_order.shlex.split(loss_order.command_line(each))
         assert words[:2] == ["fourbit", "order"] and replace(parse(words[2:]), out=each.out) == each
     assert loss_order.command_line(loss_order.OrderConfig()) == "fourbit order"
+
+
+def test_workers_take_the_gpus_that_the_process_may_use(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,")
+    assert campaign.visible_gpus() == ["3", "1"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert campaign.visible_gpus() == ["0", "1"]
