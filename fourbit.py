@@ -49,7 +49,19 @@ def _validate(argv: list[str]) -> int:
     return validate.main(argv)
 
 
+def _monitor(argv: list[str]) -> int:
+    from studies import monitor_plot
+
+    return monitor_plot.main(argv)
+
+
 def _bench(argv: list[str]) -> int:
+    if argv[:1] == ["monitor"]:
+        from numerics import ops
+        from reference import monitor_cost
+
+        return monitor_cost.main(argv[1:], ops)
+
     from hw import bench_numerics
 
     return bench_numerics.main(argv)
@@ -90,12 +102,13 @@ class Command:
 COMMANDS: dict[str, Command] = {
     "demo": Command("train one small model under four recipes and write a report", _demo),
     "train": Command("train a model under a recipe", _train),
+    "monitor": Command("show what a run's monitor has seen: table, figure, TensorBoard", _monitor),
     "recipes": Command("print a recipe of number formats role by role, or what two differ in", _recipes),
     "study": Command("list, run NAME or report: questions, measurements and figures", _study),
     "validate": Command("compare the kernels on this machine, or yours, with the emulation, bit for bit", _validate),
     "check": Command("say which quantizer made the bytes of a dump, or what is wrong with them", _check),
     "vectors": Command("write the conformance pack: golden vectors that need nothing else of fourbit", _vectors),
-    "bench": Command("time the emulation beside a copy and other packages: bench numerics", _bench),
+    "bench": Command("time the emulation beside a copy and other packages: bench numerics; bench monitor", _bench),
     "formats": Command("print tables of the element and block formats", _formats),
     "show": Command("take one code of a format apart, or encode a number: show E4M3 0x6C", _show),
 }

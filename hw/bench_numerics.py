@@ -293,9 +293,11 @@ def main(argv: list[str]) -> int:
     """`fourbit bench numerics ...`: print the table; 0 if it ran, whatever it shows, 2 without the device."""
     if argv[:1] != ["numerics"]:
         if argv[:1] in (["-h"], ["--help"]):
-            print("usage: fourbit bench numerics [OPTIONS]; `fourbit bench numerics --help` tells them")
+            print("usage: fourbit bench numerics|monitor [OPTIONS]; `fourbit bench numerics --help` tells them")
             return 0
-        raise ValueError(f"bench {' '.join(argv[:1]) or 'of nothing'}: use `fourbit bench numerics`")
+        raise ValueError(
+            f"bench {' '.join(argv[:1]) or 'of nothing'}: use `fourbit bench numerics` or `fourbit bench monitor`"
+        )
     config = tyro.cli(BenchConfig, args=argv[1:], prog="fourbit bench numerics")
     try:
         rows = measure(config)

@@ -1,4 +1,4 @@
-"""Contract of reference.monitor: the log keeps one line a step, a run has one writer, the environment is told.
+"""Contract of reference.log: the log keeps one line a step, a run has one writer, the environment is told.
 
 Oracles: files written here. How the trainer uses it all is in test_train.py.
 """
@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from reference import checkpoint, monitor
-from reference.monitor import Log, TrainingStopped, open_run, read_log, record_environment, require_finite
+from reference import checkpoint
+from reference import log as run_log
+from reference.log import Log, TrainingStopped, open_run, read_log, record_environment, require_finite
 
 
 def fill(path: Path, text: str) -> Path:
@@ -110,21 +111,21 @@ def test_every_difference_of_configuration_is_named(tmp_path: Path) -> None:
 
 
 def test_the_environment_names_the_commit_and_changes_to_it(tmp_path: Path) -> None:
-    assert monitor._commit(tmp_path) is None
+    assert run_log._commit(tmp_path) is None
     identity = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
         subprocess.run(["git", "-C", tmp_path, *identity, *words], check=True)
-    commit = monitor._commit(tmp_path)
+    commit = run_log._commit(tmp_path)
     assert commit is not None and len(commit) == 40
     (tmp_path / "x").touch()
-    assert monitor._commit(tmp_path) == commit + "+changes"
+    assert run_log._commit(tmp_path) == commit + "+changes"
 
 
 def test_a_resume_in_another_environment_is_recorded_and_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    now: dict[str, Any] = monitor.environment("cpu")
-    monkeypatch.setattr(monitor, "environment", lambda device: dict(now))
+    now: dict[str, Any] = run_log.environment("cpu")
+    monkeypatch.setattr(run_log, "environment", lambda device: dict(now))
     meta = tmp_path / "meta.json"
     record_environment(tmp_path, "cpu", {"seed": 5}, 0)
     record_environment(tmp_path, "cpu", {"seed": 5}, 10)
