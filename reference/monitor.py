@@ -7,8 +7,9 @@ codes decode to, x_q:
     rel_mse     sum (x_q - x)^2 / sum x^2; 0 of a tensor of zeros
     flush       share of the non-zero x whose x_q is zero
     saturation  share of the non-zero x with |x| > s max > 0: beyond the largest value of the element format under the
-                stored scales s. Where an E4M3 scale rounds down this is the largest value of many a block, clipped by
-                at most 1/17 of itself: a few percent are ordinary under NVFP4, none under round-up E8M0
+                stored scales s, by more than FP32's rounding of them (2^-20). Where an E4M3 scale rounds down this is
+                the largest value of many a block, clipped by at most 1/17 of itself: a few percent are ordinary under
+                NVFP4, none under round-up E8M0
 
 For x after a Hadamard transform if it has one. Roles: `input`, `hidden`, `weight13`, `weight2` of the forward;
 `grad_output`, `grad_gate_up` along features and along tokens, `grad_input`, and the recast `saved_` operands of the
@@ -47,6 +48,8 @@ from .expert import Role, Routing, Setting
 
 WINDOW = 8  # transitions of the weights before an observed step
 OSCILLATING = 16.0
+
+_SLACK = 2.0**-20
 
 _CAST = {
     Role.X: "input",
@@ -94,9 +97,9 @@ def measure(x: Tensor, q: BlockTensor) -> Tensor:
     limit = q.derived(codes=torch.full_like(q.codes, q.fmt.element.max_code)).dequantize().abs()
     nonzero = x != 0
     count = nonzero.sum().clamp(min=1)
-    flush = (nonzero & (x_q == 0)).sum() / count
-    saturation = ((x.abs() > limit) & (limit > 0)).sum() / count
-    return torch.stack([relative_mse(x, x_q), flush.double(), saturation.double()])
+    flush = (nonzero & (x_q == 0)).sum().double() / count
+    saturation = ((x.abs() > limit * (1 + _SLACK)) & (limit > 0)).sum().double() / count
+    return torch.stack([relative_mse(x, x_q), flush, saturation])
 
 
 def relative_mse(x: Tensor, x_q: Tensor) -> Tensor:
@@ -175,9 +178,9 @@ class Observer:
         count = (moved > 0).sum().clamp(min=1)
         total = moved.sum(dtype=torch.float64)
         ratio = torch.where(total > 0, moved_q.sum(dtype=torch.float64) / total, 0.0)
-        share = ((moved_q >= OSCILLATING * moved) & (moved > 0)).sum() / count
-        steps = torch.tensor(float(pairs[0].transitions), device=moved.device)
-        return {f"{layer}.weights": torch.stack([ratio, share.double(), steps.double()])}
+        share = ((moved_q >= OSCILLATING * moved) & (moved > 0)).sum().double() / count
+        steps = torch.tensor(float(pairs[0].transitions), dtype=torch.float64, device=moved.device)
+        return {f"{layer}.weights": torch.stack([ratio, share, steps])}
 
     # What `expert` shows.
 

@@ -130,8 +130,11 @@ def figure(records: Sequence[dict[str, Any]], folder: Path) -> Figure:
             _by_role(axis, seen, name)
         _by_layer(axes[3, 1], seen, "weights.oscillation", "Layers: oscillation of the weights")
         if len(_layers(seen)) <= 8:
-            axes[3, 1].legend(title="layer", title_fontsize=7, ncols=4, fontsize=6.5, loc="lower right")
+            labelled = axes[3, 1] if axes[3, 1].lines else axes[1, 1]
+            labelled.legend(title="layer", title_fontsize=7, ncols=4, fontsize=6.5, loc="lower right")
         for axis in axes.flat:
+            if not axis.lines:
+                axis.text(0.5, 0.5, "nothing to measure", transform=axis.transAxes, ha="center", color=plots.GREY)
             axis.set_xlabel("step")
             axis.set_xlim(0, records[-1]["step"])
             for step in {step for step, _ in raised(records)}:
