@@ -145,20 +145,23 @@ def check(config: TrainConfig) -> None:
     for name, value in dataclasses.asdict(c.model).items():
         if not math.isfinite(value):
             raise ValueError(f"model.{name} {value} cannot be used; use a finite number")
-    if c.thresholds and not c.monitor_every:
-        raise ValueError(
-            f"{next(iter(c.thresholds))} {next(iter(c.thresholds.values()))} needs the monitor, which monitor_every 0 "
-            "switches off; use 1 or more, such as 50"
-        )
-    if c.monitor_reference is not None and not c.monitor_every:
-        raise ValueError(
-            f"monitor_reference {str(c.monitor_reference)!r} needs the monitor, which monitor_every 0 switches off; "
-            "use 1 or more, such as 50"
-        )
+    _check_monitor(c)
     if c.model.sequence < 1:
         raise ValueError(f"model.sequence {c.model.sequence} cannot be used; use 1 or more")
     if c.model.vocab < 256:
         raise ValueError(f"model.vocab {c.model.vocab} cannot hold every byte; use 256 or more")
+
+
+def _check_monitor(c: TrainConfig) -> None:
+    """Raises ValueError for a field that means nothing without the monitor, which is off."""
+    needs = dict(c.thresholds) | (
+        {} if c.monitor_reference is None else {"monitor_reference": str(c.monitor_reference)}
+    )
+    for name, value in needs.items():
+        if not c.monitor_every:
+            raise ValueError(
+                f"{name} {value!r} needs the monitor, which monitor_every 0 switches off; use 1 or more, such as 50"
+            )
 
 
 def _can_be_file(path: Path | None) -> bool:

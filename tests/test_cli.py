@@ -96,7 +96,7 @@ def test_an_unknown_command_is_one_sentence_with_the_known_ones(
 ) -> None:
     assert fourbit.main(argv) == 2
     out, err = capsys.readouterr()
-    known = "the known ones are demo, train, recipes, study, validate, check, vectors, bench, formats, show"
+    known = "the known ones are demo, train, monitor, recipes, study, validate, check, vectors, bench, formats, show"
     assert (out, err) == ("", f"fourbit: error: unknown command {argv[0]!r}; {known}\n")
 
 

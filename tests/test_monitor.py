@@ -5,6 +5,7 @@ scales; the calls of the operations, recorded, with every group of rows transfor
 """
 
 import dataclasses
+import itertools
 import json
 import math
 import random
@@ -168,7 +169,7 @@ def transformed(x: torch.Tensor, axis: int, signs: Any, groups: Any) -> torch.Te
     if groups is None:
         return nm.hadamard(x, len(signs), signs, axis)
     parts = []
-    for start, end in zip(groups, groups[1:], strict=False):
+    for start, end in itertools.pairwise(groups):
         rows = torch.cat([x[start:end], x.new_zeros(-(end - start) % len(signs), x.shape[1])])
         parts.append(nm.hadamard(rows.T.contiguous(), len(signs), signs, -1).T if len(rows) else rows)
     return torch.cat(parts)
@@ -194,7 +195,7 @@ def test_every_role_is_measured_from_what_the_operations_were_given(name: str) -
             continue
         given = [*given, *[None] * (6 - len(given))]
         if what == "quantize_tokens":
-            x, _, _, groups, axis, signs = given
+            x, _, _, groups, _, signs = given
             x = transformed(x.detach().float(), -1, signs, groups)
         else:
             source, recast, groups, _, rows, signs = given
