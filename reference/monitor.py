@@ -1,15 +1,15 @@
 """What quantizing does to a layer, measured while it trains, without changing a bit of the run.
 
 An `Observer` that a model holds during a forward is shown every operand of the experts beside what it was quantized
-from, in that forward and in its backward. For each layer and role, over the values x that were quantized and what their
-codes decode to, x_q:
+from, in that forward and in its backward; the trainer shows it the first grain of a step. For each layer and role, over
+the values x that were quantized and what their codes decode to, x_q:
 
     rel_mse     sum (x_q - x)^2 / sum x^2; 0 of a tensor of zeros
     flush       share of the non-zero x whose x_q is zero
     saturation  share of the non-zero x with |x| > s max > 0: beyond the largest value of the element format under the
                 stored scales s, by more than FP32's rounding of them (2^-20). Where an E4M3 scale rounds down this is
-                the largest value of many a block, clipped by at most 1/17 of itself: a few percent are ordinary under
-                NVFP4, none under round-up E8M0
+                the largest value of many a block, clipped by at most 1/17 of itself where the scale is normal: a few
+                percent are ordinary under NVFP4, none under round-up E8M0
 
 For x after a Hadamard transform if it has one. Roles: `input`, `hidden`, `weight13`, `weight2` of the forward;
 `grad_output`, `grad_gate_up` along features and along tokens, `grad_input`, and the recast `saved_` operands of the
@@ -17,8 +17,8 @@ backward. BF16 operands are left out. `output` has the rel_mse of what the layer
 same experts in BF16 on the same input, the combine's error included. A shared expert under the recipe has roles of its
 own, `shared_input` and so on; its weights' oscillation is not followed.
 
-Oscillation of a layer's weights w (TetraJet-v2, arXiv 2510.27527: R = sum |dQ| / sum |dw| of each element over
-a window of consecutive steps, Q(w) the decoded operand, where 16 or more counts as oscillating):
+Oscillation of a layer's weights w (TetraJet-v2, arXiv 2510.27527: R = sum |dQ| / sum |dw| of each element over a window
+of consecutive steps, Q(w) the decoded operand, where 16 or more counts as oscillating):
 
     oscillation  sum |Q(w_t) - Q(w_t-1)| / sum |w_t - w_t-1| over elements and steps: near 1 where codes follow weights
     oscillating  share of the elements that moved whose own R is 16 or more

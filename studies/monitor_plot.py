@@ -47,8 +47,8 @@ _ROUNDED = 1e-12  # an error below is FP32's own: the format held every value
 class MonitorConfig:
     """Show what the monitor of a run has seen: a table, and a figure or TensorBoard's files if they are asked for.
 
-    Usual for operands in NVFP4: rel_mse 0.006 to 0.01, flushed 0.07 (0.3 of SwiGLU's outputs), saturated 0.02 to 0.04; in
-    MXFP8: rel_mse 0.0007, flushed below 0.001, saturated 0.
+    Usual for operands in NVFP4: rel_mse 0.006 to 0.01, flushed 0.07 (0.3 of SwiGLU's outputs), saturated 0.02 to 0.04;
+    in MXFP8: rel_mse 0.0007, flushed below 0.001, saturated 0.
     """
 
     run: tyro.conf.Positional[Path]
@@ -227,4 +227,4 @@ def _finish(axis: Axes, title: str, log: bool) -> None:
         axis.yaxis.set_minor_formatter(FormatStrFormatter("%g") if few else NullFormatter())
         axis.tick_params(axis="y", which="minor", labelsize=6.5)
     elif not title.startswith("Loss"):
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, 1.05 * axis.get_ylim()[1])
