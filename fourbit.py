@@ -55,11 +55,23 @@ def _validate(argv: list[str]) -> int:
     return validate.main(argv)
 
 
+def _monitor(argv: list[str]) -> int:
+    from studies import monitor_plot
+
+    return monitor_plot.main(argv)
+
+
 def _bench(argv: list[str]) -> int:
     if argv[:1] == ["training"]:
         from studies import bench_training
 
         return bench_training.main(argv[1:])
+    if argv[:1] == ["monitor"]:
+        from numerics import ops
+        from reference import monitor_cost
+
+        return monitor_cost.main(argv[1:], ops)
+
     from hw import bench_numerics
 
     return bench_numerics.main(argv)
@@ -100,6 +112,7 @@ class Command:
 COMMANDS: dict[str, Command] = {
     "demo": Command("train one small model under four recipes and write a report", _demo),
     "train": Command("train a model under a recipe", _train),
+    "monitor": Command("show what a run's monitor has seen: table, figure, TensorBoard", _monitor),
     "recipes": Command("print a recipe of number formats role by role, or what two differ in", _recipes),
     "study": Command("list, run NAME or report: questions, measurements and figures", _study),
     "order": Command("rank recipes by loss: equal data, paired seeds, intervals, published claims judged", _order),
@@ -107,7 +120,7 @@ COMMANDS: dict[str, Command] = {
     "check": Command("say which quantizer made the bytes of a dump, or what is wrong with them", _check),
     "vectors": Command("write the conformance pack: golden vectors that need nothing else of fourbit", _vectors),
     "bench": Command(
-        "time quantizers beside a copy and other packages, or training steps: bench numerics|training", _bench
+        "time quantizers beside a copy, training steps, or the monitor: bench numerics|training|monitor", _bench
     ),
     "formats": Command("print tables of the element and block formats", _formats),
     "show": Command("take one code of a format apart, or encode a number: show E4M3 0x6C", _show),

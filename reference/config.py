@@ -11,6 +11,8 @@ import torch
 from .model import ModelConfig
 from .recipe import PASSES
 
+THRESHOLDS = ("raise_error", "raise_output", "raise_flush", "raise_saturation", "raise_loss")
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -52,6 +54,9 @@ class TrainConfig:
     """The recipe that they follow then."""
     switch_pass: Literal["forward", "backward", "both"] = "both"
     """Which of its operands they take: those of the forward with its wires, those of the backward, or both."""
+    layer_presets: dict[int, str] = dataclasses.field(default_factory=dict)
+    """Layers, counted from 0, that follow another recipe from the start, such as `4 mxfp8 5 bf16`; the late switch
+    takes them along."""
     recompute_glu: bool = False
     """Compute gate and up again in the backward instead of keeping them in BF16: the same bits, less memory."""
     eval_every: int = 50
@@ -60,6 +65,26 @@ class TrainConfig:
     """Held-out sequences per evaluation, the same ones each time."""
     checkpoint_every: int = 100
     """Steps between checkpoints; the last step always has one."""
+    monitor_every: int = 50
+    """Steps between observations of what quantizing does to every layer, the first step besides; 0: no monitor."""
+    monitor_reference: Path | None = None
+    """Folder of a run whose losses this run's are compared with, such as bf16 with the same seed; its own recent losses
+    if left out."""
+    tensorboard: Path | None = None
+    """Folder for TensorBoard, which needs the extra `tensorboard`; none if left out."""
+    raise_error: float | None = None
+    """Raise a layer with an operand whose rel_mse is above this; see `fourbit monitor` for what is usual."""
+    raise_output: float | None = None
+    """Raise a layer whose output has a rel_mse against BF16 experts above this."""
+    raise_flush: float | None = None
+    """Raise a layer with an operand of which more than this share of the non-zero values becomes zero."""
+    raise_saturation: float | None = None
+    """Raise a layer with an operand of which more than this share of the values is clipped."""
+    raise_loss: float | None = None
+    """Raise every layer when the loss deviates by more than this: relative to `monitor_reference`, or without one in
+    robust standard deviations of the last 50 losses."""
+    raise_to: str = "mxfp8"
+    """The recipe that a raised layer follows from the next step to the end."""
     seed: int = 0
     """Decides initial weights, batches and stochastic rounding."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -73,6 +98,12 @@ class TrainConfig:
     """Progress bar; auto shows it on a terminal."""
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     """Dimensions of the model."""
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """The thresholds that are set, by field."""
+        values = {name: getattr(self, name) for name in THRESHOLDS}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def check(config: TrainConfig) -> None:
@@ -108,6 +139,8 @@ def check(config: TrainConfig) -> None:
         ("checkpoint_every", c.checkpoint_every >= 1, "use 1 or more"),
         ("switch_at", c.switch_at is None or 0 < c.switch_at < 1, "use a share of the steps between 0 and 1"),
         ("switch_pass", c.switch_pass in PASSES, f"use one of {', '.join(PASSES)}"),
+        ("monitor_every", c.monitor_every >= 0, "use 1 or more, or 0 for no monitor"),
+        *((name, 0 < value < finite, "use a positive number") for name, value in c.thresholds.items()),
         ("seed", 0 <= c.seed < 2**32, "use 0 to 4294967295"),
         ("threads", 1 <= c.threads <= 1024, "use 1 to 1024"),
         ("device", c.device in ("cpu", "cuda"), "use 'cpu' or 'cuda'"),
@@ -122,10 +155,23 @@ def check(config: TrainConfig) -> None:
     for name, value in dataclasses.asdict(c.model).items():
         if not math.isfinite(value):
             raise ValueError(f"model.{name} {value} cannot be used; use a finite number")
+    _check_monitor(c)
     if c.model.sequence < 1:
         raise ValueError(f"model.sequence {c.model.sequence} cannot be used; use 1 or more")
     if c.model.vocab < 256:
         raise ValueError(f"model.vocab {c.model.vocab} cannot hold every byte; use 256 or more")
+
+
+def _check_monitor(c: TrainConfig) -> None:
+    """Raises ValueError for a field that means nothing without the monitor, which is off."""
+    needs = dict(c.thresholds) | (
+        {} if c.monitor_reference is None else {"monitor_reference": str(c.monitor_reference)}
+    )
+    for name, value in needs.items():
+        if not c.monitor_every:
+            raise ValueError(
+                f"{name} {value!r} needs the monitor, which monitor_every 0 switches off; use 1 or more, such as 50"
+            )
 
 
 def _can_be_file(path: Path | None) -> bool:

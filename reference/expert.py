@@ -15,12 +15,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from numerics import BlockTensor, Random, hadamard_signs, philox
+from numerics.ops import Recast
 from numerics.swiglu import swiglu
 
 from .recipe import ExpertRecipe
@@ -87,6 +88,19 @@ class Routing:
     groups: tuple[int, ...]
 
 
+class Observer(Protocol):
+    """Is shown the operands of a layer beside what they were made from, and changes neither; see `monitor`."""
+
+    def weight(self, setting: Setting, role: Role, w: Tensor, q: Any) -> None: ...
+    def cast(self, setting: Setting, role: Role, x: Tensor, q: Any, signs: Tensor | None = None) -> None: ...
+    def recast(
+        self, setting: Setting, role: Role, source: Any, recast: Recast, q: Any, groups: Any, rows: Any, signs: Any
+    ) -> None: ...
+    def output(
+        self, setting: Setting, routing: Routing, x: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, out: Tensor
+    ) -> None: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Setting:
     """What an expert layer computes with: the operations, its recipe, the signs of Hadamard transforms by size, its
@@ -103,11 +117,13 @@ class Setting:
     slot: int = 0
     recompute_glu: bool = False
     grains: int = 1
+    observer: Observer | None = None
 
     def each(self) -> Iterator[Setting]:
-        """The setting of each grain alone."""
+        """The setting of each grain alone; the first one is observed."""
         for i in range(self.grains):
-            yield replace(self, draw=replace(self.draw, grain=self.draw.grain + i), grains=1)
+            draw, observer = replace(self.draw, grain=self.draw.grain + i), None if i else self.observer
+            yield replace(self, draw=draw, grains=1, observer=observer)
 
     @property
     def place(self) -> int:
@@ -147,10 +163,17 @@ class ExpertMLP(torch.autograd.Function):
         ops, recipe = setting.ops, setting.recipe
         wire = setting.wire
         w13_q, w2_q = ops.quantize_tokens(w13, recipe.weight), ops.quantize_tokens(w2, recipe.weight)
-        x_q = _rows(ops.quantize_tokens(x, recipe.input), routing.tokens)  # dispatch: a token's payload to each expert
+        sent = ops.quantize_tokens(x, recipe.input)
+        x_q = _rows(sent, routing.tokens)  # dispatch: a token's payload to each expert
         h_q, gate_up = ops.gate_up_glu(x_q, w13_q, routing.groups, recipe.hidden, setting.accumulator)
         payload = ops.down_to_wire(h_q, w2_q, routing.groups, wire, setting.accumulator)
         out, _ = ops.aggregate(payload, routing.slots, weights, wire)
+        if setting.observer is not None:
+            setting.observer.weight(setting, Role.W13, w13, w13_q)
+            setting.observer.weight(setting, Role.W2, w2, w2_q)
+            setting.observer.cast(setting, Role.X, x, sent)
+            setting.observer.cast(setting, Role.H, swiglu(*gate_up.chunk(2, -1)), h_q)
+            setting.observer.output(setting, routing, x, weights, w13, w2, out)
         ctx.routing, ctx.setting = routing, setting
         extra = [] if setting.recompute_glu else [gate_up]
         extra += [x, w13, w2] if recipe.originals else []
@@ -180,6 +203,8 @@ class ExpertMLP(torch.autograd.Function):
         row_weights[routing.slots.flatten()] = weights.reshape(-1, 1)
         sent = ops.grad_to_wire(g, routing.tokens, row_weights, cast, again.words(Role.DY))  # [R, D]
         # what arrived on the wire is quantized again along tokens; d_gate_up is at hand and quantized twice
+        if setting.observer is not None:
+            setting.observer.cast(setting, Role.DY, g.to(torch.float32)[routing.tokens] * row_weights, sent)
         dy = sent if recipe.grad_wire is None else again.along_features(_decoded(sent), Role.DY)
         dy_tokens = again.along_tokens(sent, Role.DY_TOKENS, Role.H)
         operands = dy, dy_tokens, again.weight(Role.W2, Role.DY), again.input(Role.H, Role.DY_TOKENS)
@@ -189,6 +214,8 @@ class ExpertMLP(torch.autograd.Function):
         operands = dz, dz_tokens, again.weight(Role.W13, Role.DZ), again.input(Role.X, Role.DZ_TOKENS)
         dx_R, d_w13 = ops.grad_products(*operands, groups, setting.accumulator)
         returned = ops.quantize_tokens(dx_R, cast, again.words(Role.DX))
+        if setting.observer is not None:
+            setting.observer.cast(setting, Role.DX, dx_R, returned)
         dx, _ = ops.aggregate(returned, routing.slots, None, plain)
         return dx.to(g.dtype), d_weights, d_w13, d_w2, None, None
 
@@ -214,19 +241,21 @@ class _Again:
 
     def weight(self, role: Role, gradient: Role) -> Any:
         recipe = self.setting.recipe
-        signs, words = self.rotation(recipe.dgrad_hadamard, gradient), self.words(role)
-        return self.setting.ops.requantize_transpose(self.saved[role], recipe.saved_weight, None, words, None, signs)
+        signs = self.rotation(recipe.dgrad_hadamard, gradient)
+        return self.recast(role, self.saved[role], recipe.saved_weight, None, None, signs)
 
     def input(self, role: Role, gradient: Role) -> Any:
         recipe = self.setting.recipe
-        signs, words = self.rotation(recipe.wgrad_hadamard, gradient), self.words(role)
-        saved = self.saved[role]
-        return self.setting.ops.requantize_transpose(saved, recipe.saved_input, self.groups, words, None, signs)
+        signs = self.rotation(recipe.wgrad_hadamard, gradient)
+        return self.recast(role, self.saved[role], recipe.saved_input, self.groups, None, signs)
 
     def along_features(self, g: Tensor, role: Role) -> Any:
         recipe = self.setting.recipe
         signs = self.rotation(recipe.dgrad_hadamard, role)
-        return self.setting.ops.quantize_tokens(g, recipe.grad, self.words(role), None, -1, signs)
+        q = self.setting.ops.quantize_tokens(g, recipe.grad, self.words(role), None, -1, signs)
+        if self.setting.observer is not None:
+            self.setting.observer.cast(self.setting, role, g, q, signs)
+        return q
 
     def along_tokens(self, g: Any, role: Role, partner: Role) -> Any:
         """For the product with the saved operand `partner`, whose outer scale may be left to the gradient's rows."""
@@ -234,7 +263,13 @@ class _Again:
         signs = self.rotation(recipe.wgrad_hadamard, role)
         recast = ops.Recast(recipe.grad.fmt, "multiply", recipe.grad.rounding, recipe.grad.outer)
         scale = ops.row_scale(self.saved[partner], recipe.saved_input)
-        return ops.requantize_transpose(g, recast, self.groups, self.words(role), scale, signs)
+        return self.recast(role, g, recast, self.groups, scale, signs)
+
+    def recast(self, role: Role, source: Any, recast: Recast, groups: Any, rows: Any, signs: Any) -> Any:
+        q = self.setting.ops.requantize_transpose(source, recast, groups, self.words(role), rows, signs)
+        if self.setting.observer is not None:
+            self.setting.observer.recast(self.setting, role, source, recast, q, groups, rows, signs)
+        return q
 
 
 def _rows(q: Any, index: Tensor) -> Any:

@@ -21,7 +21,7 @@ from numerics import hadamard_signs
 from numerics.hadamard import SIZES
 
 from .dense import Attention, Linear, RMSNorm
-from .expert import Draw, Setting
+from .expert import Draw, Observer, Setting
 from .moe import MoE
 from .recipe import ExpertRecipe, Recipe
 
@@ -133,6 +133,7 @@ class Transformer(nn.Module):
         config.check(recipe)
         self.config, self.recipe, self.ops, self.accumulator = config, recipe, ops, accumulator
         self.recompute_glu = recompute_glu
+        self.observer: Observer | None = None
         self.embed = nn.Parameter(torch.empty(config.vocab, config.dim))
         self.layers = nn.ModuleList(_Layer(config) for _ in range(config.depth))
         self.norm, self.head = RMSNorm(config.dim), Linear(config.dim, config.vocab)
@@ -178,6 +179,7 @@ class Transformer(nn.Module):
                 *(self.ops, recipe, signs, index, draw, self.accumulator, self.recipe.shared),
                 recompute_glu=self.recompute_glu,
                 grains=grains,
+                observer=self.observer,
             )
             x_BSD, extra = layer(x_BSD, setting)
             balance = balance + extra

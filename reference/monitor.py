@@ -1,263 +1,268 @@
-"""What a run says about itself: that its numbers are finite, its log and its environment; and the folder for these.
+"""What quantizing does to a layer, measured while it trains, without changing a bit of the run.
 
-The log is the one file of a run that grows. It has one JSON line per step, is flushed before each checkpoint, and is
-cut back to the checkpoint's step on resume: every step has exactly one line, however often the run was killed. Its
-writer holds a lock (flock, which the system lifts when the holder dies), so a run has one writer at a time.
+An `Observer` that a model holds during a forward is shown every operand of the experts beside what it was quantized
+from, in that forward and in its backward; the trainer shows it the first grain of a step. For each layer and role, over
+the values x that were quantized and what their codes decode to, x_q:
+
+    rel_mse     sum (x_q - x)^2 / sum x^2; 0 of a tensor of zeros
+    flush       share of the non-zero x whose x_q is zero
+    saturation  share of the non-zero x with |x| > s max > 0: beyond the largest value of the element format under the
+                stored scales s, by more than FP32's rounding of them (2^-20). Where an E4M3 scale rounds down this is
+                the largest value of many a block, clipped by at most 1/17 of itself where the scale is normal: a few
+                percent are ordinary under NVFP4, none under round-up E8M0
+
+For x after a Hadamard transform if it has one. Roles: `input`, `hidden`, `weight13`, `weight2` of the forward;
+`grad_output`, `grad_gate_up` along features and along tokens, `grad_input`, and the recast `saved_` operands of the
+backward. BF16 operands are left out. `output` has the rel_mse of what the layer's routed experts return against the
+same experts in BF16 on the same input, the combine's error included. A shared expert under the recipe has roles of its
+own, `shared_input` and so on; its weights' oscillation is not followed.
+
+Oscillation of a layer's weights w (TetraJet-v2, arXiv 2510.27527: R = sum |dQ| / sum |dw| of each element over a window
+of consecutive steps, Q(w) the decoded operand, where 16 or more counts as oscillating):
+
+    oscillation  sum |Q(w_t) - Q(w_t-1)| / sum |w_t - w_t-1| over elements and steps: near 1 where codes follow weights
+    oscillating  share of the elements that moved whose own R is 16 or more
+    transitions  steps t that were summed, at most WINDOW; one code's step in so few of them can reach 16 by itself
+
+The window ends at an observed step and never spans a checkpoint, so that a resumed run measures the same. It holds four
+float32 tensors of the size of the experts' weights. Sums run in float64, differences in float32.
+
+Shapes as in `expert`: T tokens, D, F widths, E experts.
 """
 
-import fcntl
-import importlib.metadata
-import json
-import logging
+from __future__ import annotations
+
 import math
-import os
-import platform
-import subprocess
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
 
-import numpy as np
 import torch
+from torch import Tensor, nn
 
-from . import checkpoint
+from numerics import BlockTensor, hadamard
+from numerics.ops import Recast
 
+from .expert import Role, Routing, Setting
 
-class TrainingStopped(RuntimeError):
-    """The run cannot go on: a loss, a gradient or a weight is NaN or infinite. The message is one sentence."""
+WINDOW = 8  # transitions of the weights before an observed step
+OSCILLATING = 16.0
 
+_SLACK = 2.0**-20
 
-def require_finite(folder: Path, step: int, name: str, value: float) -> None:
-    """Check one number of a step.
-
-    Args:
-        folder: the run folder, whose last checkpoint the message names.
-        step: the step that the number belongs to.
-        name: what the number is, for example "loss".
-        value: the number.
-
-    Raises:
-        TrainingStopped: it is NaN or infinite.
-    """
-    if math.isfinite(value):
-        return
-    last = checkpoint.latest(folder)
-    kept = f"the last good checkpoint is {last}" if last else "no checkpoint had been written"
-    raise TrainingStopped(
-        f"training stopped at step {step}: the {name} is {value}; {kept}; try a lower lr or a longer "
-        "warmup in another run folder"
-    )
-
-
-def open_run(folder: Path, identity: dict[str, Any]) -> "Log":
-    """Make a run folder, or enter it if it holds the same run, and take its log.
-
-    Args:
-        folder: made if missing, its parents too.
-        identity: the run's configuration as a JSON object, kept in config.json.
-
-    Returns:
-        The log, locked: until it is closed, no other process can open the run.
-
-    Raises:
-        ValueError: a file is in the way, the folder holds something else or another configuration, or another process
-            writes it; nothing was written.
-        OSError: the disk refuses.
-    """
-    stored = folder / "config.json"
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"out {str(folder)!r} is a file; name a folder")
-    if stored.exists():
-        _require_same(stored, identity)
-    elif folder.exists() and not all(map(checkpoint.is_leftover, folder.iterdir())):
-        raise ValueError(f"out {str(folder)!r} holds files but no run; name an empty or a new folder")
-    else:
-        checkpoint.make_folder(folder)
-        checkpoint.write_json(stored, identity)
-    log = Log(folder / "log.jsonl")
-    # Only now is no other process writing here.
-    for path in filter(checkpoint.is_leftover, folder.iterdir()):
-        path.unlink()
-    return log
+_CAST = {
+    Role.X: "input",
+    Role.H: "hidden",
+    Role.W13: "weight13",
+    Role.W2: "weight2",
+    Role.DY: "grad_output",
+    Role.DZ: "grad_gate_up",
+    Role.DX: "grad_input",
+}
+_RECAST = {
+    Role.X: "saved_input",
+    Role.H: "saved_hidden",
+    Role.W13: "saved_weight13",
+    Role.W2: "saved_weight2",
+    Role.DY_TOKENS: "grad_output_tokens",
+    Role.DZ_TOKENS: "grad_gate_up_tokens",
+}
+ROLES = (*_CAST.values(), *_RECAST.values())
+MEASURES = ("rel_mse", "flush", "saturation")
 
 
-class Log:
-    """The one writer of a run's log; use as a context manager.
+Part = Literal["measured", "followed"] | None
 
-    Floats are written as `repr` does, the shortest digits that read back to the same bits.
-    """
 
-    def __init__(self, path: Path) -> None:
-        """Open or create `path` and lock it.
+def due(step: int, every: int, steps: int) -> Part:
+    """What a step from 1 to `steps` is to a monitor of interval `every` (0: none): "measured" is the first one and each
+    multiple of `every`; "followed" are those whose weights alone are needed, up to WINDOW before a measured one."""
+    if every == 0:
+        return None
+    if step == 1 or step % every == 0:
+        return "measured"
+    after = _next_measured(step, every)
+    return "followed" if after - step <= WINDOW and after <= steps else None
 
-        Raises:
-            ValueError: another process writes it.
-        """
-        self._path = path
-        self._file = open(path, "a+b")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.close()
-            raise ValueError(
-                f"log {str(path)!r} is being written by another process; wait for it to end, or use another run folder"
-            ) from None
 
-    def __enter__(self) -> Self:
-        return self
+def _next_measured(step: int, every: int) -> int:
+    return (step // every + 1) * every
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+
+def measure(x: Tensor, q: BlockTensor) -> Tensor:
+    """(rel_mse, flush, saturation) of `q` against the values `x`, of its shape, that it was quantized from: float64
+    (3,) on their device."""
+    x, x_q = x.detach().to(torch.float32), q.dequantize()
+    limit = q.derived(codes=torch.full_like(q.codes, q.fmt.element.max_code)).dequantize().abs()
+    nonzero = x != 0
+    count = nonzero.sum().clamp(min=1)
+    flush = (nonzero & (x_q == 0)).sum().double() / count
+    saturation = ((x.abs() > limit * (1 + _SLACK)) & (limit > 0)).sum().double() / count
+    return torch.stack([relative_mse(x, x_q), flush, saturation])
+
+
+def relative_mse(x: Tensor, x_q: Tensor) -> Tensor:
+    """sum (x_q - x)^2 / sum x^2, float64 scalar; 0 if both are zeros."""
+    x = x.to(torch.float32)
+    energy = torch.linalg.vector_norm(x, dtype=torch.float64)
+    error = torch.linalg.vector_norm(x_q.to(torch.float32) - x, dtype=torch.float64)
+    return torch.where(error == 0, 0.0, error / energy).square()
+
+
+@dataclass
+class _Followed:
+    """A weight at the step before, and what it and its operand have moved so far; element by element, float32."""
+
+    cast: Any
+    w: Tensor
+    q: Tensor
+    moved: Tensor | None = None
+    moved_q: Tensor | None = None
+    transitions: int = 0
+
+    def step(self, w: Tensor, q: Tensor) -> None:
+        if self.moved is None or self.moved_q is None:
+            self.moved, self.moved_q = torch.zeros_like(w), torch.zeros_like(q)
+        self.moved += self.w.sub_(w).abs_()
+        self.moved_q += self.q.sub_(q).abs_()
+        self.w.copy_(w)
+        self.q = q
+        self.transitions += 1
+
+
+class Observer:
+    """Looks on while experts compute; `expert.Observer`. One of a run, used for one step after the other."""
+
+    def __init__(self) -> None:
+        self._weights: dict[tuple[int, Role], _Followed] = {}
+        self._measured: dict[str, Tensor] = {}
+        self._measures = False
+
+    def begin(self, measures: bool) -> None:
+        """Before a forward: whether operands are measured in it and in its backward, or weights followed alone."""
+        self._measures = measures
+        self._measured = {}
+
+    def end(self, step: int, every: int) -> dict[str, float]:
+        """After a measured step of a run with interval `every`: its `numbers`, and the end of the window, at which the
+        next one begins if that is due already."""
+        found = self.numbers()
+        if _next_measured(step, every) - step > WINDOW:
+            self.forget()
+        for followed in self._weights.values():
+            followed.moved = followed.moved_q = None
+            followed.transitions = 0
+        return found
+
+    def forget(self) -> None:
+        """The next step shown begins a window of the weights."""
+        self._weights = {}
+
+    def numbers(self) -> dict[str, float]:
+        """What was measured since `begin`: `layer.role.measure` -> number; with the oscillation over the window so
+        far. A number that is not finite is left out: what made it stops the run."""
+        found = dict(self._measured)
+        for layer in sorted({layer for (layer, _), followed in self._weights.items() if followed.transitions}):
+            found |= self._oscillation(layer)
+        if not found:
+            return {}
+        values = torch.cat([value.reshape(-1).double() for value in found.values()]).tolist()  # one wait for a device
+        names = [name for key, value in found.items() for name in _names(key, value.numel())]
+        return {name: value for name, value in zip(names, values, strict=True) if math.isfinite(value)}
+
+    def _oscillation(self, layer: int) -> dict[str, Tensor]:
+        pairs = [f for (at, _), f in self._weights.items() if at == layer and f.moved is not None]
+        moved = torch.cat([f.moved.flatten() for f in pairs if f.moved is not None])
+        moved_q = torch.cat([f.moved_q.flatten() for f in pairs if f.moved_q is not None])
+        count = (moved > 0).sum().clamp(min=1)
+        total = moved.sum(dtype=torch.float64)
+        ratio = torch.where(total > 0, moved_q.sum(dtype=torch.float64) / total, 0.0)
+        share = ((moved_q >= OSCILLATING * moved) & (moved > 0)).sum().double() / count
+        steps = torch.tensor(float(pairs[0].transitions), dtype=torch.float64, device=moved.device)
+        return {f"{layer}.weights": torch.stack([ratio, share, steps])}
+
+    # What `expert` shows.
+
+    def weight(self, setting: Setting, role: Role, w: Tensor, q: Any) -> None:
+        """A master weight (E, .., ..) float32 and its operand."""
+        self.cast(setting, role, w, q)
+        if setting.slot != 0 or not isinstance(q, BlockTensor):
+            return
+        key, cast, w = (setting.layer, role), setting.recipe.weight, w.detach()
+        before = self._weights.get(key)
+        if before is None or before.cast != cast:  # in another format operands move without their weights
+            self._weights[key] = _Followed(cast, w.clone(), q.dequantize())
+        else:
+            before.step(w, q.dequantize())
+
+    def cast(self, setting: Setting, role: Role, x: Tensor, q: Any, signs: Tensor | None = None) -> None:
+        """Values and the operand that they were cast to, after a Hadamard transform along features with `signs`."""
+        if self._measures and isinstance(q, BlockTensor):
+            x = x if signs is None else hadamard(x, len(signs), signs, -1)
+            self._measured[_key(setting, _CAST[role])] = measure(x, q)
+
+    def recast(
+        self,
+        setting: Setting,
+        role: Role,
+        source: Any,
+        recast: Recast,
+        q: Any,
+        groups: Any = None,
+        rows: Tensor | None = None,
+        signs: Tensor | None = None,
     ) -> None:
-        self._file.close()
+        """What `ops.requantize_transpose` was given and made: `source` decoded, times `rows`, transformed, is `q`."""
+        if not self._measures or not isinstance(q, BlockTensor):
+            return
+        if not isinstance(source, BlockTensor):
+            x = source.to(torch.float32)
+        elif recast.outer == "gradient" and rows is None and signs is None:
+            x = source.values()  # the outer scale is the gradient's
+        else:
+            x = source.dequantize()
+        x = x if rows is None else x * rows
+        if signs is not None:
+            x = hadamard(x, len(signs), signs, -2) if groups is None else hadamard(x, len(signs), signs, -2, groups)[0]
+        self._measured[_key(setting, _RECAST[role])] = measure(x, q)
 
-    def cut(self, step: int) -> None:
-        """Keep the lines of steps 1 to `step` and drop what follows, an unfinished line included.
-
-        Raises:
-            ValueError: one of the lines to keep is missing.
-        """
-        self._file.seek(0)
-        lines = self._file.read().split(b"\n")[:-1]
-        for number in range(1, step + 1):
-            if number > len(lines) or _step_of(lines[number - 1]) != number:
-                raise ValueError(
-                    f"log {str(self._path)!r} lacks the line of step {number}, which its checkpoint "
-                    "counts; start again in another run folder"
-                )
-        self._file.truncate(sum(len(line) + 1 for line in lines[:step]))
-        self.sync()
-
-    def append(self, record: dict[str, Any]) -> None:
-        """Add one line; it survives a kill of this process at once, and a power cut after `sync`."""
-        self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
-        self._file.flush()
-
-    def sync(self) -> None:
-        """Force the lines to the disk."""
-        os.fsync(self._file.fileno())
+    def output(
+        self, setting: Setting, routing: Routing, x: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, out: Tensor
+    ) -> None:
+        """What the experts returned, (T, D), for x (T, D) and the weights (T, K) of their rows."""
+        if self._measures:
+            plain = in_bf16(setting, routing, x, weights, w13, w2)
+            self._measured[_key(setting, "output")] = relative_mse(plain, out)
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """Read the records of a log, one per step, in order; an unfinished last line is left out.
-
-    Raises:
-        ValueError: there is no such log, or a line is damaged.
-    """
-    if not path.is_file():
-        raise ValueError(f"log {str(path)!r} does not exist; name the folder of a run")
-    records = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        if _step_of(line) != number:
-            raise ValueError(
-                f"log {str(path)!r} is damaged at line {number}; resume the run to cut it back to its checkpoint"
-            )
-        records.append(json.loads(line))
-    return records
+def in_bf16(setting: Setting, routing: Routing, x: Tensor, weights: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+    """The experts' output with every operand and wire in BF16; arguments and result as those of `ExpertMLP`."""
+    ops, groups = setting.ops, routing.groups
+    cast, wire = ops.Cast(None), ops.Wire(None)
+    x, w13, w2 = (ops.quantize_tokens(t, cast) for t in (x, w13, w2))
+    h, _ = ops.gate_up_glu(x.index_select(0, routing.tokens), w13, groups, cast, setting.accumulator)
+    payload = ops.down_to_wire(h, w2, groups, wire, setting.accumulator)
+    out: Tensor = ops.aggregate(payload, routing.slots, weights, wire)[0]
+    return out
 
 
-def _step_of(line: bytes) -> int | None:
+@contextmanager
+def observing(model: nn.Module, observer: Observer | None) -> Iterator[None]:
+    """The forward inside, and its backward wherever it runs, are shown to `observer`."""
+    model.observer = observer
     try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):
-        return None
+        yield
+    finally:
+        model.observer = None
 
 
-def environment(device: str) -> dict[str, Any]:
-    """Describe what, besides the configuration, can change a run's bits.
-
-    Args:
-        device: "cpu" or "cuda".
-
-    Returns:
-        JSON object: versions of python, torch, numpy and fourbit, platform, device name, and the git commit of this
-        checkout with "+changes" if files differ from it, None outside a checkout.
-    """
-    if device == "cuda":
-        name = torch.cuda.get_device_name()
-    else:
-        # The instruction set decides how the library sums, so it can change bits.
-        name = f"{platform.processor() or platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "fourbit": _version(),
-        "commit": _commit(Path(__file__).parent.parent),
-        "platform": platform.platform(),
-        "device": name,
-    }
+def _key(setting: Setting, role: str) -> str:
+    return f"{setting.layer}.{'shared_' if setting.slot else ''}{role}"
 
 
-def record_environment(folder: Path, device: str, about: dict[str, Any], start: int) -> None:
-    """Write meta.json of a new run; of a resumed one, add the environment if it is not the one before.
-
-    Args:
-        folder: the run folder.
-        device: "cpu" or "cuda".
-        about: what else to tell, a JSON object.
-        start: the step that the run continues from, 0 for a new one.
-
-    Raises:
-        OSError: the disk refuses.
-    """
-    path, now = folder / "meta.json", environment(device)
-    if start == 0 or not path.exists():
-        checkpoint.write_json(path, {**about, "environment": now, "resumed": []})
-        return
-    meta = json.loads(path.read_bytes())
-    last = [meta, *meta["resumed"]][-1]["environment"]
-    changes = ", ".join(f"{name} {last.get(name)} -> {now[name]}" for name in now if now[name] != last.get(name))
-    if changes:
-        logging.getLogger(__name__).warning(
-            "%s resumes in another environment (%s): its bits may differ from those of an uninterrupted run",
-            folder,
-            changes,
-        )
-        checkpoint.write_json(path, meta | {"resumed": [*meta["resumed"], {"step": start, "environment": now}]})
-
-
-def _version() -> str | None:
-    try:
-        return importlib.metadata.version("fourbit")
-    except importlib.metadata.PackageNotFoundError:
-        return None  # run from a checkout that is not installed
-
-
-def _commit(root: Path) -> str | None:
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(root), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-    if not (root / ".git").exists():
-        return None  # an installed copy: a repository around it would not be ours
-    try:
-        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _require_same(stored: Path, identity: dict[str, Any]) -> None:
-    try:
-        there = _flat(json.loads(stored.read_bytes()))
-    except (ValueError, AttributeError):
-        raise ValueError(
-            f"out {str(stored.parent)!r} holds a config.json that is not a run's; name another folder"
-        ) from None
-    here = _flat(identity)
-    pairs = {name: (there.get(name, "absent"), here.get(name, "absent")) for name in {**there, **here}}
-    odd = ", ".join(f"{name} ({old} there, {new} now)" for name, (old, new) in pairs.items() if old != new)
-    if odd:
-        raise ValueError(
-            f"out {str(stored.parent)!r} holds a run with another configuration: {odd}; use its values to "
-            "resume it, or another out"
-        )
-
-
-def _flat(tree: dict[str, Any]) -> dict[str, Any]:
-    """Name nested fields with dots, as the command line does."""
-    flat = {}
-    for name, value in tree.items():
-        nested = _flat(value) if isinstance(value, dict) else None
-        flat |= {f"{name}.{inner}": deep for inner, deep in nested.items()} if nested is not None else {name: value}
-    return flat
+def _names(key: str, count: int) -> list[str]:
+    """Numbers of a role: the three of an operand or of the weights' window, or an output's one."""
+    if key.endswith(".weights"):
+        return [f"{key}.{name}" for name in ("oscillation", "oscillating", "transitions")]
+    return [f"{key}.{name}" for name in MEASURES[:count]]

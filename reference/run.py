@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,23 +13,26 @@ from typing import Any
 import torch
 from safetensors.torch import save
 from torch import nn
+from tqdm import tqdm
 
 from . import checkpoint
 from .config import TrainConfig
 from .data import Corpus, batch, heldout_batch
 from .expert import Draw
+from .guard import Guard
+from .log import Log, read_log, record_environment, require_finite
 from .model import Losses
-from .monitor import Log, record_environment, require_finite
+from .monitor import Observer, Part, due, observing
 from .optimizer import learning_rate
 from .oscillation import Oscillation
-from .recipe import ExpertRecipe
 from .saved import counting, recording
+from .schedule import Schedule
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run in progress. `later`: recipes of the layers after the switch. `saved`: bytes that the first pass kept for
-    its backward, once they are known."""
+    """A run in progress. `schedule`: which recipe layers follow. `guard`: which of them have been raised. `saved`:
+    bytes that the first pass kept for its backward, once they are known."""
 
     config: TrainConfig
     identity: dict[str, Any]
@@ -35,7 +40,9 @@ class Run:
     model: nn.Module
     optimizer: torch.optim.AdamW
     log: Log
-    later: tuple[ExpertRecipe, ...] | None = None
+    schedule: Schedule
+    guard: Guard
+    observer: Observer = field(default_factory=Observer)
     saved: list[int] = field(default_factory=list)
     oscillation: Oscillation = field(init=False)
 
@@ -56,6 +63,7 @@ class Run:
             self.oscillation.restore(tensors)
             start = meta["step"]
         self.log.cut(start)
+        self.guard.resume(read_log(config.out / "log.jsonl"))
         if start < config.steps:
             about = {
                 "digest": corpus.digest,
@@ -76,9 +84,12 @@ class Run:
     def advance(self, step: int) -> dict[str, Any]:
         """Take one step; evaluate, log and save what is due after it. Returns the log record."""
         config, last = self.config, step == self.config.steps
-        if self.later is not None and config.switch_at is not None and step > config.switch_at * config.steps:
-            self.model.follow(self.later)
-        record = self._update(step)
+        recipes = self.schedule.at(step, self.guard.raised)
+        if recipes is not self.schedule.start:
+            self.model.follow(recipes)
+        began, part = time.perf_counter(), due(step, config.monitor_every, config.steps)
+        record = self._update(step, part)
+        record |= self._monitor(step, part, record["loss"]) | {"seconds": time.perf_counter() - began}
         if last or step % config.eval_every == 0:
             ce = self._evaluate()
             require_finite(config.out, step, "held-out loss", ce)
@@ -88,13 +99,14 @@ class Run:
             self._save(step)
         return record
 
-    def _update(self, step: int) -> dict[str, Any]:
-        config, began = self.config, time.perf_counter()
+    def _update(self, step: int, part: Part) -> dict[str, Any]:
+        config = self.config
         tokens_BS, targets_BS = batch(self.corpus.train, config.seed, step, config.batch, config.model.sequence)
         loss = balance = 0.0
         self.optimizer.zero_grad(set_to_none=True)
         for grain, tokens, targets in passes(config, tokens_BS, targets_BS):
-            losses, share = self._forward(tokens, targets, Draw(config.seed, step, grain)), len(tokens) / config.batch
+            share = len(tokens) / config.batch
+            losses = self._forward(tokens, targets, Draw(config.seed, step, grain), part)
             # Before the backward, which promises nothing about a NaN.
             require_finite(config.out, step, "loss", losses.total.item())
             (losses.total * share).backward()
@@ -113,23 +125,39 @@ class Run:
             "lr": lr,
             "grad_norm": norm,
             "tokens": step * config.batch * config.model.sequence,
-            "seconds": time.perf_counter() - began,
         } | ({} if reset is None else {"weights_reset": reset})
 
-    def _forward(self, tokens: torch.Tensor, targets: torch.Tensor, draw: Draw) -> Losses:
-        """The losses of a pass; of the first one, what it keeps for the backward is counted, and of the last step's
-        first grain what its experts read is written, if that is asked for."""
+    def _monitor(self, step: int, part: Part, loss: float) -> dict[str, Any]:
+        """What the log says about a step beyond its losses: their deviation, measures, and layers that it raised."""
+        if not self.config.monitor_every:
+            return {}
+        found: dict[str, Any] = self.guard.deviation(step, loss)
+        numbers = self.observer.end(step, self.config.monitor_every) if part == "measured" else {}
+        raised = self.guard.judge(step, found, numbers)
+        for reason in dict.fromkeys(entry["because"] for entry in raised):
+            layers = ", ".join(str(entry["layer"]) for entry in raised if entry["because"] == reason)
+            tqdm.write(f"step {step}: layer {layers} raised to {self.config.raise_to}: {reason}", file=sys.stderr)
+        return found | ({"monitor": numbers} if numbers else {}) | ({"raised": raised} if raised else {})
+
+    def _forward(self, tokens: torch.Tensor, targets: torch.Tensor, draw: Draw, part: Part) -> Losses:
+        """The losses of a pass. A step's first grain is shown to the monitor if it is due; of this call's first pass,
+        what it keeps for the backward is counted, and of the last step's first grain what its experts read is written,
+        if that is asked for."""
         path = self.config.activations
         if path is not None and (draw.step, draw.grain) == (self.config.steps, 0):
             with recording(self.model) as kept, torch.no_grad():
                 self.model(tokens[: self.config.grain], targets[: self.config.grain], draw)
             checkpoint.write_atomic(path, save(kept))
-        grains = len(tokens) // self.config.grain
-        if self.saved:
-            return self.model(tokens, targets, draw, grains)
-        with counting(self.model) as sizes:
+        grains, shown = len(tokens) // self.config.grain, part is not None and draw.grain == 0
+        if shown:
+            self.observer.begin(part == "measured")
+        with contextlib.ExitStack() as stack:
+            sizes = None if self.saved else stack.enter_context(counting(self.model))
+            if shown:
+                stack.enter_context(observing(self.model, self.observer))
             losses: Losses = self.model(tokens, targets, draw, grains)
-        self.saved.append(sum(sizes))
+        if sizes is not None:
+            self.saved.append(sum(sizes))
         return losses
 
     def _evaluate(self) -> float:
@@ -157,6 +185,7 @@ class Run:
         meta = {"step": step, "corpus": self.corpus.digest, "config": self.identity}
         checkpoint.save(checkpoint.checkpoint_path(folder, step), tensors, meta)
         checkpoint.prune(folder)
+        self.observer.forget()  # a run resumed from here has not seen the weights before either
 
 
 def passes(

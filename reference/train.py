@@ -36,18 +36,22 @@ import tyro
 from torch import nn
 from tqdm import tqdm
 
-from .config import TrainConfig, check
+from .board import Board, require_tensorboard
+from .config import THRESHOLDS, TrainConfig, check
 from .data import load_corpus, require_sequences
+from .guard import Guard, digest, reference_losses
+from .log import TrainingStopped, open_run, read_log
 from .model import Transformer
-from .monitor import TrainingStopped, open_run, read_log
 from .optimizer import adamw
 from .presets import preset
-from .recipe import ExpertRecipe, Recipe, switched
+from .recipe import Recipe
 from .run import Run
+from .schedule import Schedule, schedule
 
 __all__ = ["Result", "TrainConfig", "TrainingStopped", "check", "main", "train"]
 
-_NOT_IDENTITY = ("out", "progress", "activations")  # fields that do not change a bit of the run
+# fields that do not change a bit of the run
+_NOT_IDENTITY = ("out", "progress", "activations", "monitor_every", "monitor_reference", "tensorboard", "raise_to")
 
 
 @dataclass(frozen=True)
@@ -107,47 +111,54 @@ def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str,
         OSError: the disk refuses.
     """
     check(config)
-    recipe, later = preset(config.preset), _later(config)
+    recipe, layers = preset(config.preset), schedule(config)
+    reference = None if config.monitor_reference is None else reference_losses(config.monitor_reference)
+    if config.tensorboard is not None:
+        require_tensorboard(config.tensorboard)
     corpus = load_corpus(config.data)
     require_sequences(corpus.train, "training part", 1, config.model.sequence, corpus.description)
     require_sequences(corpus.heldout, "held-out part", config.eval_sequences, config.model.sequence, corpus.description)
     with _pinned(config.threads):
-        model = _build(config, recipe, ops)
-        identity = _identity(config, ops)
+        model = _build(config, recipe, layers, ops)
+        identity = _identity(config, ops, reference)
         with open_run(config.out, identity) as log:
-            run = Run(config, identity, corpus, model, adamw(model, config), log, later)
+            guard = Guard(config, layers, reference)
+            run = Run(config, identity, corpus, model, adamw(model, config), log, layers, guard)
             start = run.resume()
             if start == config.steps and config.activations is not None:
                 raise ValueError(
                     f"activations {str(config.activations)!r} are recorded in the last step, which run "
                     f"{str(config.out)!r} has taken; use more steps, or another out"
                 )
-            hidden = {"auto": None, "show": False, "hide": True}[config.progress]
-            with tqdm(total=config.steps, initial=start, desc=config.preset, unit="step", disable=hidden) as bar:
-                for step in range(start + 1, config.steps + 1):
-                    record = run.advance(step)
-                    bar.set_postfix(loss=f"{record['loss']:.3f}", refresh=False)
-                    bar.update()
-                    if on_progress is not None:
-                        on_progress(record)
+            _steps(run, start, on_progress)
     return _result(config.out, start, *run.saved)
 
 
-def _later(config: TrainConfig) -> tuple[ExpertRecipe, ...] | None:
-    """Each layer's recipe after the switch; None without one. Raises ValueError as `preset`, for halves that contradict
-    each other and for widths that do not fit."""
-    if config.switch_at is None:
-        return None
-    first, second, depth = preset(config.preset), preset(config.switch_to), config.model.depth
-    found = tuple(switched(first.layer(i, depth), second.layer(i, depth), config.switch_pass) for i in range(depth))
-    config.model.check_widths(second, found)
-    return found
+def _steps(run: Run, start: int, on_progress: Callable[[dict[str, Any]], None] | None) -> None:
+    """Take the steps after `start`, with a progress bar and for TensorBoard."""
+    config = run.config
+    hidden = {"auto": None, "show": False, "hide": True}[config.progress]
+    with contextlib.ExitStack() as stack:
+        board = None if config.tensorboard is None else stack.enter_context(Board(config.tensorboard, start))
+        bar = stack.enter_context(
+            tqdm(total=config.steps, initial=start, desc=config.preset, unit="step", disable=hidden)
+        )
+        for step in range(start + 1, config.steps + 1):
+            record = run.advance(step)
+            bar.set_postfix(loss=f"{record['loss']:.3f}", refresh=False)
+            bar.update()
+            if board is not None:
+                board.add(record)
+            if on_progress is not None:
+                on_progress(record)
 
 
-def _build(config: TrainConfig, recipe: Recipe, ops: ModuleType) -> nn.Module:
+def _build(config: TrainConfig, recipe: Recipe, layers: Schedule, ops: ModuleType) -> nn.Module:
     try:
         accumulator = "exact" if config.deterministic else "fp32"
         model = Transformer(config.model, recipe, ops, config.seed, accumulator, config.recompute_glu)
+        if config.layer_presets:
+            model.follow(layers.start)
         return model.to(config.device)
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, MemoryError) or "memory" in str(error):
@@ -176,10 +187,20 @@ def _result(folder: Path, start: int, saved: int | None = None) -> Result:
         raise ValueError(f"log {log!r} is damaged: a line lacks {error}; start again in another run folder") from None
 
 
-def _identity(config: TrainConfig, ops: ModuleType) -> dict[str, Any]:
-    """Return what decides the run's bits, as JSON: the fields of the configuration and the name of the operations."""
-    fields = dataclasses.asdict(config).items()
-    return {"ops": ops.__name__} | {name: value for name, value in fields if name not in _NOT_IDENTITY}
+def _identity(config: TrainConfig, ops: ModuleType, reference: dict[int, float] | None) -> dict[str, Any]:
+    """Return what decides the run's bits, as JSON: the fields of the configuration and the name of the operations.
+
+    The monitor decides bits only where it raises layers, so a run without thresholds may be resumed with another
+    interval or none. A reference counts by its losses, wherever it lies.
+    """
+    fields = {name: value for name, value in dataclasses.asdict(config).items() if name not in _NOT_IDENTITY}
+    unset = [name for name in (*THRESHOLDS, "layer_presets") if not fields[name]]
+    found = {"ops": ops.__name__} | {name: value for name, value in fields.items() if name not in unset}
+    if config.thresholds:
+        found |= {"monitor_every": config.monitor_every, "raise_to": config.raise_to}
+    if config.raise_loss is not None:
+        found["monitor_reference"] = None if reference is None else digest(reference)
+    return found
 
 
 @contextlib.contextmanager

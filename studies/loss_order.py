@@ -32,8 +32,8 @@ import tyro
 from numerics import ops
 from reference.checkpoint import make_folder, write_atomic, write_json
 from reference.data import load_corpus, require_sequences
+from reference.log import environment
 from reference.model import ModelConfig, Transformer
-from reference.monitor import environment
 from reference.presets import preset
 from reference.train import TrainConfig, check
 

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from reference.checkpoint import write_atomic, write_json
-from reference.monitor import read_log
+from reference.log import read_log
 
 COLUMNS = ("recipe", "seed", "step", "loss", "heldout_nats")
 

@@ -154,7 +154,7 @@ def study(folder: Path) -> list[Html]:
 
 
 def version(environment: dict[str, Any]) -> str:
-    """The project's own version in an environment of `reference.monitor`, with the commit if there is one."""
+    """The project's own version in an environment of `reference.log`, with the commit if there is one."""
     commit, plus, changes = (environment["commit"] or "").partition("+")
     parts = [environment["fourbit"] or "", f"commit {commit[:12]}{plus}{changes}" if commit else ""]
     return " ".join(filter(None, parts)) or "not installed"

@@ -30,7 +30,7 @@ import torch
 import tyro
 
 from reference.checkpoint import write_atomic, write_json
-from reference.monitor import environment
+from reference.log import environment
 
 from . import dialects, plots, report, requantization
 from .result import Result, Study

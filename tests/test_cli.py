@@ -20,6 +20,7 @@ ROOT = Path(fourbit.__file__).resolve().parent
 MODULES = {
     "demo": "studies.demo",
     "train": "reference.train",
+    "monitor": "studies.monitor_plot",
     "recipes": "reference.recipe_table",
     "study": "studies.study",
     "order": "studies.loss_order",
@@ -96,7 +97,9 @@ def test_an_unknown_command_is_one_sentence_with_the_known_ones(
 ) -> None:
     assert fourbit.main(argv) == 2
     out, err = capsys.readouterr()
-    known = "the known ones are demo, train, recipes, study, order, validate, check, vectors, bench, formats, show"
+    known = (
+        "the known ones are demo, train, monitor, recipes, study, order, validate, check, vectors, bench, formats, show"
+    )
     assert (out, err) == ("", f"fourbit: error: unknown command {argv[0]!r}; {known}\n")
 
 

@@ -19,8 +19,8 @@ import pandas as pd
 import pytest
 import tyro
 
+from reference.log import read_log
 from reference.model import ModelConfig
-from reference.monitor import read_log
 from reference.train import Result
 from studies import demo, demo_page, parallel
 

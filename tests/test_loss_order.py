@@ -21,8 +21,8 @@ import torch
 import tyro
 
 from numerics import ops
+from reference.log import read_log
 from reference.model import ModelConfig
-from reference.monitor import read_log
 from reference.presets import PRESETS, preset
 from reference.train import train
 from studies import campaign, loss_order, loss_order_records

@@ -26,10 +26,11 @@ from torch import nn
 
 import fourbit
 from numerics import ops
-from reference import checkpoint, monitor
+from reference import checkpoint
 from reference import train as trainer
 from reference.data import batch, heldout_batch, load_corpus
 from reference.expert import Draw
+from reference.log import read_log
 from reference.model import ModelConfig
 from reference.optimizer import learning_rate
 from reference.train import TrainConfig, TrainingStopped, train
@@ -164,7 +165,7 @@ def test_every_grain_gets_its_own_draw_and_evaluation_none_of_training(
 def test_the_log_has_one_line_a_step_and_the_result_repeats_it(config: TrainConfig, model: type[StandIn]) -> None:
     seen: list[dict[str, Any]] = []
     result = train(config, ops, on_progress=seen.append)
-    records = monitor.read_log(config.out / "log.jsonl")
+    records = read_log(config.out / "log.jsonl")
     assert records == seen  # floats too: what was written reads back to the same bits
     assert [record["step"] for record in records] == list(range(1, 8))
     assert all(record["seconds"] > 0 for record in records)
@@ -352,6 +353,7 @@ def start(config: TrainConfig, point: str = "") -> subprocess.Popen[bytes]:
 def words(config: TrainConfig) -> list[str]:
     """The command line that gives `config`."""
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "model"}
+    fields.pop("layer_presets")  # none: pairs of words, which end where the next option begins
     fields |= {f"model.{name}": value for name, value in dataclasses.asdict(config.model).items()}
     fields = {name.replace("_", "-"): value for name, value in fields.items()}
     flags = [f"--{'' if value else 'no-'}{name}" for name, value in fields.items() if isinstance(value, bool)]

@@ -1,0 +1,263 @@
+"""What a run says about itself: that its numbers are finite, its log and its environment; and the folder for these.
+
+The log is the one file of a run that grows. It has one JSON line per step, is flushed before each checkpoint, and is
+cut back to the checkpoint's step on resume: every step has exactly one line, however often the run was killed. Its
+writer holds a lock (flock, which the system lifts when the holder dies), so a run has one writer at a time.
+"""
+
+import fcntl
+import importlib.metadata
+import json
+import logging
+import math
+import os
+import platform
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from . import checkpoint
+
+
+class TrainingStopped(RuntimeError):
+    """The run cannot go on: a loss, a gradient or a weight is NaN or infinite. The message is one sentence."""
+
+
+def require_finite(folder: Path, step: int, name: str, value: float) -> None:
+    """Check one number of a step.
+
+    Args:
+        folder: the run folder, whose last checkpoint the message names.
+        step: the step that the number belongs to.
+        name: what the number is, for example "loss".
+        value: the number.
+
+    Raises:
+        TrainingStopped: it is NaN or infinite.
+    """
+    if math.isfinite(value):
+        return
+    last = checkpoint.latest(folder)
+    kept = f"the last good checkpoint is {last}" if last else "no checkpoint had been written"
+    raise TrainingStopped(
+        f"training stopped at step {step}: the {name} is {value}; {kept}; try a lower lr or a longer "
+        "warmup in another run folder"
+    )
+
+
+def open_run(folder: Path, identity: dict[str, Any]) -> "Log":
+    """Make a run folder, or enter it if it holds the same run, and take its log.
+
+    Args:
+        folder: made if missing, its parents too.
+        identity: the run's configuration as a JSON object, kept in config.json.
+
+    Returns:
+        The log, locked: until it is closed, no other process can open the run.
+
+    Raises:
+        ValueError: a file is in the way, the folder holds something else or another configuration, or another process
+            writes it; nothing was written.
+        OSError: the disk refuses.
+    """
+    stored = folder / "config.json"
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"out {str(folder)!r} is a file; name a folder")
+    if stored.exists():
+        _require_same(stored, identity)
+    elif folder.exists() and not all(map(checkpoint.is_leftover, folder.iterdir())):
+        raise ValueError(f"out {str(folder)!r} holds files but no run; name an empty or a new folder")
+    else:
+        checkpoint.make_folder(folder)
+        checkpoint.write_json(stored, identity)
+    log = Log(folder / "log.jsonl")
+    # Only now is no other process writing here.
+    for path in filter(checkpoint.is_leftover, folder.iterdir()):
+        path.unlink()
+    return log
+
+
+class Log:
+    """The one writer of a run's log; use as a context manager.
+
+    Floats are written as `repr` does, the shortest digits that read back to the same bits.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open or create `path` and lock it.
+
+        Raises:
+            ValueError: another process writes it.
+        """
+        self._path = path
+        self._file = open(path, "a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise ValueError(
+                f"log {str(path)!r} is being written by another process; wait for it to end, or use another run folder"
+            ) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def cut(self, step: int) -> None:
+        """Keep the lines of steps 1 to `step` and drop what follows, an unfinished line included.
+
+        Raises:
+            ValueError: one of the lines to keep is missing.
+        """
+        self._file.seek(0)
+        lines = self._file.read().split(b"\n")[:-1]
+        for number in range(1, step + 1):
+            if number > len(lines) or _step_of(lines[number - 1]) != number:
+                raise ValueError(
+                    f"log {str(self._path)!r} lacks the line of step {number}, which its checkpoint "
+                    "counts; start again in another run folder"
+                )
+        self._file.truncate(sum(len(line) + 1 for line in lines[:step]))
+        self.sync()
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add one line; it survives a kill of this process at once, and a power cut after `sync`."""
+        self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Force the lines to the disk."""
+        os.fsync(self._file.fileno())
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Read the records of a log, one per step, in order; an unfinished last line is left out.
+
+    Raises:
+        ValueError: there is no such log, or a line is damaged.
+    """
+    if not path.is_file():
+        raise ValueError(f"log {str(path)!r} does not exist; name the folder of a run")
+    records = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        if _step_of(line) != number:
+            raise ValueError(
+                f"log {str(path)!r} is damaged at line {number}; resume the run to cut it back to its checkpoint"
+            )
+        records.append(json.loads(line))
+    return records
+
+
+def _step_of(line: bytes) -> int | None:
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Describe what, besides the configuration, can change a run's bits.
+
+    Args:
+        device: "cpu" or "cuda".
+
+    Returns:
+        JSON object: versions of python, torch, numpy and fourbit, platform, device name, and the git commit of this
+        checkout with "+changes" if files differ from it, None outside a checkout.
+    """
+    if device == "cuda":
+        name = torch.cuda.get_device_name()
+    else:
+        # The instruction set decides how the library sums, so it can change bits.
+        name = f"{platform.processor() or platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "fourbit": _version(),
+        "commit": _commit(Path(__file__).parent.parent),
+        "platform": platform.platform(),
+        "device": name,
+    }
+
+
+def record_environment(folder: Path, device: str, about: dict[str, Any], start: int) -> None:
+    """Write meta.json of a new run; of a resumed one, add the environment if it is not the one before.
+
+    Args:
+        folder: the run folder.
+        device: "cpu" or "cuda".
+        about: what else to tell, a JSON object.
+        start: the step that the run continues from, 0 for a new one.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    path, now = folder / "meta.json", environment(device)
+    if start == 0 or not path.exists():
+        checkpoint.write_json(path, {**about, "environment": now, "resumed": []})
+        return
+    meta = json.loads(path.read_bytes())
+    last = [meta, *meta["resumed"]][-1]["environment"]
+    changes = ", ".join(f"{name} {last.get(name)} -> {now[name]}" for name in now if now[name] != last.get(name))
+    if changes:
+        logging.getLogger(__name__).warning(
+            "%s resumes in another environment (%s): its bits may differ from those of an uninterrupted run",
+            folder,
+            changes,
+        )
+        checkpoint.write_json(path, meta | {"resumed": [*meta["resumed"], {"step": start, "environment": now}]})
+
+
+def _version() -> str | None:
+    try:
+        return importlib.metadata.version("fourbit")
+    except importlib.metadata.PackageNotFoundError:
+        return None  # run from a checkout that is not installed
+
+
+def _commit(root: Path) -> str | None:
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    if not (root / ".git").exists():
+        return None  # an installed copy: a repository around it would not be ours
+    try:
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _require_same(stored: Path, identity: dict[str, Any]) -> None:
+    try:
+        there = _flat(json.loads(stored.read_bytes()))
+    except (ValueError, AttributeError):
+        raise ValueError(
+            f"out {str(stored.parent)!r} holds a config.json that is not a run's; name another folder"
+        ) from None
+    here = _flat(identity)
+    pairs = {name: (there.get(name, "absent"), here.get(name, "absent")) for name in {**there, **here}}
+    odd = ", ".join(f"{name} ({old} there, {new} now)" for name, (old, new) in pairs.items() if old != new)
+    if odd:
+        raise ValueError(
+            f"out {str(stored.parent)!r} holds a run with another configuration: {odd}; use its values to "
+            "resume it, or another out"
+        )
+
+
+def _flat(tree: dict[str, Any]) -> dict[str, Any]:
+    """Name nested fields with dots, as the command line does."""
+    flat = {}
+    for name, value in tree.items():
+        nested = _flat(value) if isinstance(value, dict) else None
+        flat |= {f"{name}.{inner}": deep for inner, deep in nested.items()} if nested is not None else {name: value}
+    return flat
