@@ -15,6 +15,7 @@ is told beside it. "Last" is the last step that all runs have reached, see `comm
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -26,6 +27,7 @@ from .loss_order_claims import BASELINE, CHAIN, Claim
 HOLDS, VIOLATED, UNDECIDED = "holds", "violated", "undecided"
 LOSSES = {"training": "training loss", "heldout": "held-out loss"}
 _LOOKS = {HOLDS: (plots.BLUE, "o"), VIOLATED: (plots.VERMILION, "^"), UNDECIDED: (plots.GREY, "D")}
+_TREND = {HOLDS: "as claimed", VIOLATED: "against the claim", UNDECIDED: "which is undecided too"}
 _MILLI = 1e3  # tables are in thousandths of a nat
 
 
@@ -116,6 +118,17 @@ def judged(measured: Measured, claims: Sequence[Claim]) -> list[Claim]:
     return [claim for claim in claims if {claim.lower, claim.higher} <= set(measured.recipes)]
 
 
+def chain_slope(measured: Measured, claims: Sequence[Claim], loss: str) -> Interval | None:
+    """By how much the loss rises from one recipe of the chain to the next: per seed the least-squares slope over their
+    places, and its interval over seeds. One number for the whole order; None if the chain was not measured whole."""
+    links = [claim for claim in claims if claim.group == CHAIN]
+    chain = [link.lower for link in links[:1]] + [link.higher for link in links]
+    if len(chain) < 3 or not set(chain) <= set(measured.recipes):
+        return None
+    places = np.arange(len(chain)) - (len(chain) - 1) / 2
+    return interval((places @ measured.losses[loss].loc[chain].to_numpy() / (places @ places)).tolist())
+
+
 def finding(measured: Measured, claims: Sequence[Claim]) -> str:
     """The answer, in words, from the measurements."""
     found = {c: verdict(measured.difference("training", c.lower, c.higher)) for c in judged(measured, claims)}
@@ -134,6 +147,14 @@ def finding(measured: Measured, claims: Sequence[Claim]) -> str:
     if chain:
         counts = listed(f"{chain.count(word)} {word}" for word in (HOLDS, VIOLATED, UNDECIDED))
         parts.append(f"Of the chain's {len(chain)} links: {counts}.")
+    slope = chain_slope(measured, claims, "training")
+    if slope is not None:
+        held = chain_slope(measured, claims, "heldout")
+        assert held is not None
+        parts.append(
+            f"Along the chain as a whole the loss changes by {slope.text(2, _MILLI)} a link (held-out "
+            f"{held.text(2, _MILLI)}), {_TREND[verdict(slope)]}."
+        )
     parts.append(
         f"By held-out loss {listed(map(str, other))} would be judged otherwise."
         if other

@@ -71,9 +71,9 @@ def test_a_raised_layer_computes_under_its_recipe_from_the_next_step(tmp_path: P
     seen: list[tuple[int, bool]] = []
     forward = Transformer.forward
 
-    def spy(self: Transformer, tokens: Any, targets: Any, draw: Any) -> Any:
+    def spy(self: Transformer, tokens: Any, targets: Any, draw: Any, grains: int) -> Any:
         seen.append((draw.step, self.recipes[2] == preset("bf16").experts))
-        return forward(self, tokens, targets, draw)
+        return forward(self, tokens, targets, draw, grains)
 
     monkeypatch.setattr(Transformer, "forward", spy)
     layer_presets = {2: "mxfp8_floor"}

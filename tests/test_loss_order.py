@@ -17,6 +17,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import scipy.stats
 import torch
 import tyro
 
@@ -295,3 +296,18 @@ def test_workers_take_the_gpus_that_the_process_may_use(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert campaign.visible_gpus() == ["0", "1"]
+
+
+def test_the_slope_of_the_chain_is_the_least_squares_line_of_each_seed():
+    chain = [c.lower for c in CLAIMS if c.group == CHAIN][:1] + [c.higher for c in CLAIMS if c.group == CHAIN]
+    noise = torch.randn(len(chain), 3, generator=torch.Generator().manual_seed(0)).double().numpy() * 1e-3
+    frame = pd.DataFrame(noise + 0.002 * torch.arange(len(chain)).numpy()[:, None], index=chain, columns=[0, 1, 2])
+    measured = tables.Measured(4, (0, 1, 2), {"training": frame.sample(frac=1, random_state=1), "heldout": -frame})
+    slopes = [scipy.stats.linregress(range(len(chain)), frame[seed]).slope for seed in frame]
+    slope = tables.chain_slope(measured, CLAIMS, "training")
+    assert slope.mean == pytest.approx(sum(slopes) / 3)
+    assert slope.half == pytest.approx(4.302652729911275 * scipy.stats.sem(slopes))  # t(0.975, 2)
+    assert f"as a whole the loss changes by {1e3 * sum(slopes) / 3:.2f} ± " in tables.finding(measured, CLAIMS)
+    assert "), as claimed." in tables.finding(measured, CLAIMS)
+    part = {loss: f.drop(chain[2]) for loss, f in measured.losses.items()}
+    assert tables.chain_slope(tables.Measured(4, (0, 1, 2), part), CLAIMS, "training") is None
