@@ -5,6 +5,7 @@ escaped here, so callers pass plain text; what is HTML already has the type `Htm
 """
 
 import base64
+import csv
 import html
 import json
 from collections.abc import Iterable, Sequence
@@ -141,16 +142,24 @@ def study(folder: Path) -> list[Html]:
     """The parts that tell of a finished study: what the harness wrote into `folder`."""
     meta = json.loads((folder / "meta.json").read_bytes())
     about = meta["environment"]
+    plates = [("figure", meta["caption"]), *((p["name"], p["caption"]) for p in meta["plates"])]
     return [
         heading(meta["title"]),
         paragraph(meta["question"], "Question."),
         paragraph(meta["finding"], "Finding."),
-        figure((folder / "figure.svg").read_bytes(), meta["title"], meta["caption"], wide=True),
+        *(figure((folder / f"{name}.svg").read_bytes(), meta["title"], text, wide=True) for name, text in plates),
+        *(_kept_table(folder / f"{t['name']}.csv", t["caption"]) for t in meta["tables"]),
         note(
             f"{meta['date'][:10]}, {meta['seconds']:.0f} s on {meta['device']}{', fast version' * meta['fast']}; "
             f"fourbit {version(about)}, torch {about['torch']}; made by: {meta['command']}"
         ),
     ]
+
+
+def _kept_table(path: Path, caption: str) -> Html:
+    with path.open(newline="", encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    return table(header, rows, caption)
 
 
 def version(environment: dict[str, Any]) -> str:

@@ -9,6 +9,25 @@ from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)
+class Table:
+    """A table for readers, kept as CSV and Markdown. name: of its files. frame: cells as they are to be read, numbers
+    already rounded. caption: one sentence of plain text."""
+
+    name: str
+    frame: pd.DataFrame
+    caption: str
+
+
+@dataclass(frozen=True, eq=False)
+class Plate:
+    """A further figure. name: of its files. caption: what it shows, with its finding, in plain text."""
+
+    name: str
+    figure: Figure
+    caption: str
+
+
+@dataclass(frozen=True, eq=False)
 class Result:
     """What a study found.
 
@@ -21,6 +40,7 @@ class Result:
         seeds: all seeds that were used.
         summary: the finding's numbers, a JSON object.
         device: where it ran, "cpu" or "cuda".
+        tables: for readers, in the order of the page. plates: figures beside the first.
     """
 
     rows: pd.DataFrame
@@ -30,6 +50,20 @@ class Result:
     seeds: tuple[int, ...]
     summary: dict[str, Any] = field(default_factory=dict)
     device: str = "cpu"
+    tables: tuple[Table, ...] = ()
+    plates: tuple[Plate, ...] = ()
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """The frame as a Markdown table; columns of numbers to the right."""
+    kinds = ["--:" if pd.api.types.is_numeric_dtype(frame[name]) else "---" for name in frame]
+    lines = [list(map(str, frame.columns)), kinds, *([_cell(v) for v in row] for row in frame.itertuples(index=False))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def _cell(value: Any) -> str:
+    text = "" if value is None or value != value else f"{value:g}" if isinstance(value, float) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 @dataclass(frozen=True)

@@ -2,25 +2,31 @@
 
     fourbit study list                          the questions
     fourbit study run NAME [--fast] [--out DIR] measure, and write DIR/NAME/
-    fourbit study report [--out DIR]            DIR/report.html, one page of all finished studies
+    fourbit study report [--fast] [--out DIR]   run those not finished, and write DIR/report.html, one page of all
 
 DIR/NAME/ holds
 
     rows.csv        every measurement
     finding.md      question and finding, one paragraph
-    figure.svg/png  for print and for a screen
+    figure.svg/png  for print and for a screen; further figures by their names
+    NAME.csv/md     tables for readers
     meta.json       question, finding and its numbers; command, date, seconds, seeds, versions, commit, device
 
 A study is written into a temporary folder beside its place and renamed into it at the end: its folder is absent, the
 former one, or complete. When it fails, nothing is written. CSV and JSON numbers read back to the same bits.
 """
 
+import contextlib
 import importlib.metadata
+import io
+import json
+import multiprocessing
 import os
 import shlex
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,8 +38,9 @@ import tyro
 from reference.checkpoint import write_atomic, write_json
 from reference.log import environment
 
-from . import dialects, plots, report, requantization
-from .result import Result, Study
+from . import cache, dialects, plots, report, requantization
+from .progress import Progress
+from .result import Result, Study, markdown
 
 STUDIES: dict[str, Study] = {study.name: study for study in (requantization.STUDY, dialects.STUDY)}
 OUT = Path("results/studies")
@@ -62,12 +69,12 @@ def run_study(study: Study, out: Path, fast: bool, command: str) -> Path:
         The study's folder.
 
     Raises:
-        OSError: the disk refuses. Whatever the study raises. Either way nothing was written.
+        ValueError: `out` cannot be written, which is found out before anything is measured. OSError: the disk refuses.
+        Whatever the study raises. No folder of the study is written then; parts that were measured are kept.
     """
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"out {str(out)!r} is a file; name a folder")
+    require_writable(out)
     began = time.perf_counter()
-    with _threads(study.threads):
+    with _threads(study.threads), cache.using(out / ".cache"):
         result = study.run(fast)
     meta = _meta(study, result, fast, command, time.perf_counter() - began)
     target = out / study.name
@@ -76,8 +83,25 @@ def run_study(study: Study, out: Path, fast: bool, command: str) -> Path:
         (folder / "finding.md").write_text(f"**{study.question}** {result.finding}\n", "utf-8")
         plots.save(result.figure, folder / "figure.svg")
         plots.save(result.figure, folder / "figure.png")
+        for plate in result.plates:
+            plots.save(plate.figure, folder / f"{plate.name}.svg")
+            plots.save(plate.figure, folder / f"{plate.name}.png")
+        for table in result.tables:
+            table.frame.to_csv(folder / f"{table.name}.csv", index=False, lineterminator="\n")
+            (folder / f"{table.name}.md").write_text(f"{table.caption}\n\n{markdown(table.frame)}", "utf-8")
         write_json(folder / "meta.json", meta)
     return target
+
+
+def require_writable(out: Path) -> None:
+    """See that the folder `out` can be written, or made; nothing is written. Raises ValueError if not."""
+    place = out.absolute()
+    while not place.exists() and not place.is_symlink():
+        place = place.parent
+    if not place.is_dir():
+        raise ValueError(f"out {str(out)!r}: {str(place)!r} is a file; name a folder")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ValueError(f"out {str(out)!r}: {str(place)!r} cannot be written; name a folder that can")
 
 
 def finished(out: Path) -> list[Path]:
@@ -116,23 +140,62 @@ def _run(name: tyro.conf.Positional[str], /, fast: bool = False, out: Path = OUT
         out: Folder of all studies; this one gets a folder in it.
     """
     study = find(name)
-    words = ["fourbit", "study", "run", name, *["--fast"] * fast, *(["--out", str(out)] if out != OUT else [])]
-    folder = run_study(study, out, fast, shlex.join(words))
+    folder = run_study(study, out, fast, _command(name, out, fast))
     print((folder / "finding.md").read_text("utf-8"))
     print(f"written to {folder}")
 
 
-def _report(out: Path = OUT) -> None:
-    """Write one page of all finished studies.
+def _report(fast: bool = False, out: Path = OUT, workers: int = 2) -> None:
+    """Run the studies that are not finished, and write one page of all.
 
     Args:
+        fast: The fast versions, together a few minutes; full ones that are finished already are taken as well.
         out: Folder of all studies; report.html is written into it.
+        workers: Studies that run at the same time, each on one core.
     """
+    if workers < 1:
+        raise ValueError(f"workers={workers}: use 1 or more")
+    require_writable(out)
+    missing = [name for name in STUDIES if not _is_finished(out / name, fast)]
+    run_together(missing, out, fast, workers)
     folders = finished(out)
-    if not folders:
-        raise ValueError(f"out {str(out)!r} holds no finished study; run one: fourbit study run {next(iter(STUDIES))}")
     write_atomic(out / "report.html", report.studies(folders).encode())
-    print(f"{len(folders)} of {len(STUDIES)} studies in {out / 'report.html'}")
+    print(f"{len(folders)} studies in {out / 'report.html'}")
+
+
+def run_together(names: Sequence[str], out: Path, fast: bool, workers: int) -> None:
+    """Run several studies in processes of their own, with one progress bar.
+
+    Raises: as `run_study`, for the first that fails; those that are finished are kept, others are not begun.
+    """
+    # a new interpreter: a forked one would inherit torch's thread pool without its threads
+    context = multiprocessing.get_context("spawn")
+    with Progress(len(names), "studies") as progress, ProcessPoolExecutor(workers, context) as pool:
+        futures = {pool.submit(_run_one, name, out, fast): name for name in names}
+        try:
+            for future in as_completed(futures):
+                future.result()
+                progress.advance(1, futures[future])
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _run_one(name: str, out: Path, fast: bool) -> None:
+    with contextlib.redirect_stderr(io.StringIO()):  # one bar for all, in the parent
+        run_study(find(name), out, fast, _command(name, out, fast))
+
+
+def _command(name: str, out: Path, fast: bool) -> str:
+    return shlex.join(
+        ["fourbit", "study", "run", name, *["--fast"] * fast, *(["--out", str(out)] if out != OUT else [])]
+    )
+
+
+def _is_finished(folder: Path, fast: bool) -> bool:
+    """Whether a study is there in the version asked for, or in the full one."""
+    path = folder / "meta.json"
+    return path.exists() and (fast or not json.loads(path.read_bytes())["fast"])
 
 
 def _meta(study: Study, result: Result, fast: bool, command: str, seconds: float) -> dict[str, Any]:
@@ -144,6 +207,8 @@ def _meta(study: Study, result: Result, fast: bool, command: str, seconds: float
         "finding": result.finding,
         "caption": result.caption,
         "summary": result.summary,
+        "tables": [{"name": table.name, "caption": table.caption} for table in result.tables],
+        "plates": [{"name": plate.name, "caption": plate.caption} for plate in result.plates],
         "seeds": list(result.seeds),
         "rows": len(result.rows),
         "fast": fast,

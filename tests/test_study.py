@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from studies import interval, plots, progress, report, requantization, study
-from studies.result import Result, Study
+from studies.result import Plate, Result, Study, Table
 
 FILES = ["figure.png", "figure.svg", "finding.md", "meta.json", "rows.csv"]
 
@@ -142,18 +142,55 @@ def test_studies_are_listed_with_their_questions(capsys: pytest.CaptureFixture[s
 def test_run_and_report_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(study.STUDIES, "toy", TOY)
-    with pytest.raises(ValueError, match="holds no finished study; run one: fourbit study run requantization"):
-        study.main(["report", "--out", str(tmp_path)])
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(study, "STUDIES", {"toy": TOY})
     assert study.main(["run", "toy", "--fast", "--out", str(tmp_path)]) == 0
     assert "It is 0.50 ± 0.25 (n = 2)." in capsys.readouterr().out
     meta = json.loads((tmp_path / "toy" / "meta.json").read_text())
     assert meta["command"] == f"fourbit study run toy --fast --out {tmp_path}"
-    assert study.main(["report", "--out", str(tmp_path)]) == 0
+    assert study.main(["report", "--fast", "--out", str(tmp_path)]) == 0
     page = (tmp_path / "report.html").read_text()
     assert_self_contained(page)
     assert "Is 1 &lt; 2?" in page and "A line." in page and page.count("<img ") == 1
+
+
+def test_a_report_runs_what_is_missing_and_takes_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[str], bool]] = []
+    monkeypatch.setattr(study, "STUDIES", {"toy": TOY, "other": TOY})
+    monkeypatch.setattr(study, "run_together", lambda names, out, fast, workers: asked.append((names, fast)))
+    study.run_study(TOY, tmp_path, True, "")
+    study.main(["report", "--fast", "--out", str(tmp_path)])
+    study.main(["report", "--out", str(tmp_path)])  # a fast version does not do for a full report
+    study.run_study(TOY, tmp_path, False, "")
+    study.main(["report", "--out", str(tmp_path)])
+    study.main(["report", "--fast", "--out", str(tmp_path)])
+    both, one = ["toy", "other"], ["other"]
+    assert asked == [(one, True), (both, False), (one, False), (one, True)]
+
+
+def test_studies_run_together_and_the_first_failure_is_raised(tmp_path: Path) -> None:
+    study.run_together(["requantization"], tmp_path, True, 2)
+    assert json.loads((tmp_path / "requantization" / "meta.json").read_text())["fast"]
+    with pytest.raises(ValueError, match="study 'nonsense' is unknown"):
+        study.run_together(["nonsense"], tmp_path, True, 1)
+
+
+def test_tables_and_plates_are_kept_and_shown(tmp_path: Path) -> None:
+    def measure_more(fast: bool) -> Result:
+        frame = pd.DataFrame({"format": ["a|b", "<c>"], "error": [0.5, None], "ours": ["1 ± 2", "3"]})
+        with plots.style():
+            figure, _ = plots.panels(1)
+        more = {"tables": (Table("ours", frame, "A table."),), "plates": (Plate("again", figure, "A plate."),)}
+        return replace(measure(fast), **more)
+
+    folder = study.run_study(Study("toy", "A toy", "Is 1 < 2?", measure_more), tmp_path, True, "")
+    assert (folder / "ours.md").read_text() == (
+        "A table.\n\n| format | error | ours |\n| --- | --: | --- |\n| a\\|b | 0.5 | 1 ± 2 |\n| <c> |  | 3 |\n"
+    )
+    assert (folder / "ours.csv").read_text() == "format,error,ours\na|b,0.5,1 ± 2\n<c>,,3\n"
+    assert (folder / "again.svg").exists() and (folder / "again.png").exists()
+    page = report.studies([folder])
+    assert_self_contained(page)
+    assert page.count("<img ") == 2 and "A plate." in page and "&lt;c&gt;" in page
 
 
 def test_an_out_that_is_a_file_is_told(tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+"""Parts of a study that were measured before are read instead of measured again.
+
+A part is named by its function, its inputs and the sources that can change it: `numerics` and the function's module. A
+change of any of them measures it anew. Parts are CSV files whose numbers read back to the same bits; an interrupted
+study goes on behind the last one that was finished.
+
+    with cache.using(folder):
+        rows = cache.part(measure_seed, seed=3, size=256)       # measure_seed(seed=3, size=256) -> a frame
+
+Without `using`, everything is measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+import numerics
+from reference.checkpoint import make_folder, write_atomic
+
+_FOLDER: ContextVar[Path | None] = ContextVar("folder", default=None)
+
+
+@contextmanager
+def using(folder: Path) -> Iterator[None]:
+    """Keep parts in `folder`, made at the first one."""
+    token = _FOLDER.set(folder)
+    try:
+        yield
+    finally:
+        _FOLDER.reset(token)
+
+
+def part(measure: Callable[..., pd.DataFrame], **inputs: Any) -> pd.DataFrame:
+    """`measure(**inputs)`, or what it gave before.
+
+    Args:
+        measure: a function at the top of a module that depends on its inputs, `numerics` and its own module alone.
+        inputs: JSON values.
+
+    Returns:
+        Frame with columns of numbers, truth values and texts, and a plain index. An empty text reads back as one.
+
+    Raises:
+        TypeError: inputs that are no JSON values, or a result that is no frame.
+    """
+    folder = _FOLDER.get()
+    if folder is None:
+        return _measured(measure, inputs)
+    name = f"{measure.__module__}.{measure.__qualname__}"
+    asked = json.dumps([name, inputs, _sources(Path(inspect.getfile(measure)))], sort_keys=True)
+    path = folder / f"{name}.{hashlib.sha256(asked.encode()).hexdigest()[:24]}.csv"
+    if not path.exists():
+        found = _measured(measure, inputs)
+        make_folder(folder)
+        write_atomic(path, found.to_csv(index=False, lineterminator="\n").encode())
+    # also what was just measured is read back, so that a first run and a later one see the same types
+    return pd.read_csv(path, engine="python", keep_default_na=False, na_values=["nan"])  # its floats are exact
+
+
+def _measured(measure: Callable[..., pd.DataFrame], inputs: dict[str, Any]) -> pd.DataFrame:
+    found = measure(**inputs)
+    if not isinstance(found, pd.DataFrame):
+        raise TypeError(f"{measure.__qualname__} gave {type(found).__name__}: a part is a DataFrame")
+    return found.reset_index(drop=True)
+
+
+@functools.cache
+def _sources(module: Path) -> str:
+    """A digest of what a part depends on."""
+    files = [*sorted(Path(numerics.__file__).parent.glob("*.py")), module]
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
