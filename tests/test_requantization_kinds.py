@@ -122,11 +122,13 @@ def test_a_verdict_follows_the_distance() -> None:
 
 
 def test_payback_counts_draws() -> None:
-    """Variance 5 and squared bias 1 against an error of 2.1: 5 / n < 1.1 from n = 5 on."""
+    """Variance 5 and squared bias 1 against an error of 2.1: 5 / n <= 1.121 from n = 5 on; 2.01 / 2 is near 1."""
     columns = ["operand", "kind", "error", "variance", "squared_bias"]
     rows = pd.DataFrame([("a", "drawn", 6.0, 5.0, 1.0), ("a", "near", 2.1, 0.0, 2.1)], columns=columns)
     assert study.payback(rows, "a", "drawn", "near") == 5
     assert study.payback(rows.assign(squared_bias=3.0), "a", "drawn", "near") is None
+    tie = rows.assign(variance=[2.01, 0.0], squared_bias=0.0, error=[2.01, 1.0])
+    assert study.payback(tie, "a", "drawn", "near") == 2
 
 
 def test_the_finding_follows_the_numbers(frames: study.Frames) -> None:
