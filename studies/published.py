@@ -68,9 +68,10 @@ def table(claims: Sequence[tuple[Claim, float | Interval]], caption: str = "") -
 
 def agreement(frame: pd.DataFrame) -> str:
     """How many of the table's numbers agree, and which do not."""
-    off = frame[frame.verdict == "differs"].quantity.tolist()
+    off = frame[frame.verdict == "differs"].quantity
     told = f"{len(frame) - len(off)} of {len(frame)} published numbers agree"
-    return told + (f"; {listed(off)} {'does' if len(off) == 1 else 'do'} not." if off else ".")
+    names = list(dict.fromkeys(off))  # a quantity may have two sources
+    return told + (f"; {listed(names)} {'does' if len(names) == 1 else 'do'} not." if names else ".")
 
 
 def over(values: Sequence[float]) -> Interval:
