@@ -19,6 +19,7 @@ from .format_error_published import claims, over
 from .format_error_tables import crossings, crossover_caption, forms, real_table, table_of
 from .interval import Interval, interval, listed
 from .progress import Progress
+from .published import stated
 from .result import Plate, Result, Study, Table
 
 FOUR = ("NVFP4", "4/6", "16x16", "NVINT4", "IF4", "MXFP4", "MXINT4")
@@ -31,7 +32,7 @@ def find(rows: pd.DataFrame, crest: pd.DataFrame, reason: str) -> str:
     synthetic = rows[~rows.data.isin(list(REAL))]
     seeds, values = synthetic.seed.nunique(), int(synthetic["values"].max())
     shown = ("NVFP4", "4/6", "16x16", "MXFP4", "MXFP8", "S2F6 (MXINT8)")
-    levels = listed(f"{name} {over(rows, 'gaussian', name, 'qsnr').text(2)}" for name in shown)
+    levels = listed(f"{name} {stated(over(rows, 'gaussian', name, 'qsnr'))}" for name in shown)
     return " ".join(
         [
             f"QSNR in dB on normal values: {levels} ({seeds} seeds of {values:,} values, 95 % intervals over seeds).",
@@ -73,7 +74,7 @@ def _spread(rows: pd.DataFrame) -> str:
         means = [over(rows, kind, name, "qsnr").mean for kind in KINDS]
         rest = over(rows, REST, name, "qsnr")
         told.append(
-            f"{name} {min(means):.1f} to {max(means):.1f} dB, and {rest.text(2)} on the values beside an outlier"
+            f"{name} {min(means):.1f} to {max(means):.1f} dB, and {stated(rest)} on the values beside an outlier"
         )
     return f"Over the {len(KINDS)} kinds of random data: {'; '.join(told)}."
 
@@ -111,11 +112,11 @@ def _about_real(rows: pd.DataFrame, reason: str) -> str:
     told = []
     for kind in REAL:
         levels = [
-            f"{name} {over(rows, kind, name, 'qsnr').text(2)}" for name in ("NVFP4", "4/6", "MXFP8", "S2F6 (MXINT8)")
+            f"{name} {stated(over(rows, kind, name, 'qsnr'))}" for name in ("NVFP4", "4/6", "MXFP8", "S2F6 (MXINT8)")
         ]
         gain = interval(gains(rows, kind, "4/6", "NVFP4"))
         told.append(
-            f"{rows[rows.data == kind].tensor.nunique()} {kind}: {listed(levels)}, four-over-six gains {gain.text(2)}"
+            f"{rows[rows.data == kind].tensor.nunique()} {kind}: {listed(levels)}, four-over-six gains {stated(gain)}"
         )
     return f"On a trained model, dB over matrices: {'; '.join(told)}."
 
@@ -144,7 +145,7 @@ def run(fast: bool) -> Result:
             parts.append(cache.part(measure_real, kind=kind, identity=real_data.identity()))
             progress.advance(1, kind)
     rows, crest = pd.concat(parts, ignore_index=True), pd.concat(crests, ignore_index=True)
-    rows[list(ASKED)] = rows[list(ASKED)].apply(pd.to_numeric, errors="coerce")  # empty cells were read as texts
+    rows[list(ASKED)] = rows[list(ASKED)].apply(pd.to_numeric)  # empty cells were read as texts
     return _result(rows, crest, seeds, reason)
 
 

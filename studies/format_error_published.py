@@ -69,6 +69,10 @@ _DRAWS = (
     "the published variant has 16/17 headroom and random bits of its own for each candidate; ours has no headroom, and "
     "both candidates share their bits"
 )
+_LARGEST = (
+    "mapped to 4, the blocks within a third of the tensor's largest value need scales above 448 and saturate: how many "
+    "these are depends on the sample's size"
+)
 
 
 def claims(rows: pd.DataFrame) -> Table:

@@ -30,7 +30,7 @@ from .formats_draw import ELEMENTS
 from .formats_grids import BLOCKS, OUTERS, grid, magnitudes, of_blocks, of_elements, reach
 from .interval import Interval, interval, listed
 from .progress import Progress
-from .published import Claim
+from .published import Claim, stated
 from .result import Plate, Result, Study, Table
 
 RANKED = ("NVFP4", "NVFP4_46", "MXFP8")
@@ -135,8 +135,8 @@ def _about_first(rows: pd.DataFrame) -> str:
     if holds:
         verdict += f" for {'that value alone' if alone else 'others as well'}, the next best rank having {best:.1f} dB"
     return (
-        f"The largest value of each block, {100 * share_of_first(rows):g} % of all, has {first.text(2)} dB where MXFP8 "
-        f"gives the same values {eight.text(2)}, and all others together have {_rest(rows, 'NVFP4').text(2)}: that "
+        f"The largest value of each block, {100 * share_of_first(rows):g} % of all, has {stated(first)} dB where MXFP8 "
+        f"gives the same values {stated(eight)}, and all others together have {stated(_rest(rows, 'NVFP4'))}: that "
         f"this share is kept at near 8-bit precision, taken as at most {NEAR:g} dB below MXFP8, {verdict}."
     )
 
@@ -151,13 +151,13 @@ def gains(rows: pd.DataFrame) -> list[Interval]:
 def _about_choice(rows: pd.DataFrame) -> str:
     """Which ranks four-over-six raises and which it lowers, outside their intervals."""
     everything, *ranked = gains(rows)
-    told = [f"Four-over-six changes the QSNR of all values by {everything.text(2)} dB"]
+    words = [f"Four-over-six changes the QSNR of all values by {stated(everything)} dB"]
     for word, sign, extreme in (("raises", 1, max), ("lowers", -1, min)):
         moved = {rank: gain for rank, gain in enumerate(ranked, 1) if sign * gain.mean > gain.half}
         if moved:
             most = extreme(moved, key=lambda rank: moved[rank].mean)
-            told.append(f"{word} rank {_runs(list(moved))} (rank {most} by {moved[most].text(2)} dB)")
-    return f"{listed(told)}."
+            words.append(f"{word} rank {_runs(list(moved))} (rank {most} by {stated(moved[most])} dB)")
+    return f"{listed(words)}."
 
 
 def _runs(numbers: list[int]) -> str:

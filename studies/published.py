@@ -79,6 +79,13 @@ def over(values: Sequence[float]) -> Interval:
     return interval(values) if len(values) > 1 else Interval(float(values[0]), 0.0)
 
 
+def stated(found: Interval, digits: int = 2) -> str:
+    """`mean ± half` with `digits` decimals, more where the half-width would read as zero."""
+    while digits < 6 and 0 < round(found.half, 6) and round(found.half, digits) == 0:
+        digits += 1
+    return found.text(digits)
+
+
 def _number(value: float) -> str:
     fraction, exponent = math.frexp(value)
     return f"2^{exponent - 1}" if fraction == 0.5 and abs(exponent - 1) >= 4 else f"{value:.6g}"

@@ -112,7 +112,9 @@ def test_the_words_follow_the_numbers(rows: pd.DataFrame) -> None:
     worse.loc[(worse.format == "NVFP4") & (worse["rank"] == 1), "qsnr"] -= 10
     told = study.find(worse, table)
     assert (
-        "does not hold." in told and "lowers rank" in told and f"{study.by_rank(worse)['NVFP4'][1].text(2)} dB" in told
+        "does not hold." in told
+        and "lowers rank" in told
+        and f"{published.stated(study.by_rank(worse)['NVFP4'][1])} dB" in told
     )
     better = rows.copy()
     better.loc[(better.format == "NVFP4") & (better["rank"] == 2), "qsnr"] += 20
@@ -125,6 +127,10 @@ def test_a_claim_that_is_not_met_says_so() -> None:
     frame = published.table([(claim, 10.1), (claim, 10.2), (claim, Interval(10.2, 0.1))]).frame
     assert frame.verdict.tolist() == ["agrees", "differs", "agrees"]
     assert frame.explanation.tolist() == ["", "because", ""] and frame.difference.tolist()[1] == "+2.00 %"
+    assert (
+        published.stated(Interval(1.0, 0.0004)) == "1.0000 ± 0.0004"
+        and published.stated(Interval(1.0, 0.0)) == "1.00 ± 0.00"
+    )
     assert published.agreement(frame) == "2 of 3 published numbers agree; a does not."
 
 
