@@ -38,12 +38,30 @@ import tyro
 from reference.checkpoint import write_atomic, write_json
 from reference.log import environment
 
-from . import cache, dialects, outer_scale, plots, report, requantization, requantization_kinds
+from . import (
+    cache,
+    dialects,
+    format_error,
+    formats,
+    outer_scale,
+    plots,
+    report,
+    requantization,
+    requantization_kinds,
+)
 from .progress import Progress
 from .result import Result, Study, markdown
 
 STUDIES: dict[str, Study] = {
-    study.name: study for study in (requantization.STUDY, requantization_kinds.STUDY, outer_scale.STUDY, dialects.STUDY)
+    study.name: study
+    for study in (
+        formats.STUDY,
+        format_error.STUDY,
+        requantization.STUDY,
+        requantization_kinds.STUDY,
+        outer_scale.STUDY,
+        dialects.STUDY,
+    )
 }
 OUT = Path("results/studies")
 _LIBRARIES = ("scipy", "pandas", "matplotlib")
