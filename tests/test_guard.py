@@ -354,3 +354,11 @@ def test_a_damaged_log_is_refused_by_name(tmp_path: Path, loss: str) -> None:
     log.write_text(re.sub(r'"loss": [\d.]+', f'"loss": {loss}', log.read_text(), count=1))
     with pytest.raises(ValueError, match=r"log .* is damaged at line 1: loss is .*, no number"):
         train(run, ops)
+
+
+def test_a_layer_preset_gives_a_layer_what_that_recipe_gives_it(tmp_path: Path) -> None:
+    """Also where it depends on the place: the last sixth of `fourbit` is its `last`."""
+    plan = schedule(config(tmp_path, preset="bf16", layer_presets={0: "fourbit", DEPTH - 1: "fourbit"}))
+    fourbit_ = preset("fourbit")
+    assert (plan.start[0], plan.start[-1]) == (fourbit_.experts, fourbit_.last)
+    assert set(plan.start[1:-1]) == {preset("bf16").experts}
