@@ -178,7 +178,7 @@ def test_a_run_without_thresholds_may_be_resumed_with_another_monitor_or_none(tm
     run = config(tmp_path / "run", checkpoint_every=2, monitor_every=0)
     with pytest.raises(KeyboardInterrupt):
         train(run, ops, interrupt)
-    again = dataclasses.replace(run, monitor_every=3, monitor_reference=reference, raise_to="bf16")
+    again = dataclasses.replace(run, monitor_every=3, monitor_reference=reference)
     result = train(again, ops)
     assert result.resumed_from == 4 and result.train_losses == whole.train_losses
     assert [record["step"] for record in lines(run.out) if "monitor" in record] == [6]
@@ -286,7 +286,7 @@ def test_a_reference_without_losses_is_refused(tmp_path: Path) -> None:
     for text in ("", '{"step": 1}\n', '{"step": 1, "loss": "x"}\n'):
         (tmp_path / "log.jsonl").write_text(text)
         with pytest.raises(ValueError, match="has a log without losses; name the folder of a run"):
-            reference_losses(tmp_path)
+            reference_losses(tmp_path, tmp_path / "run")
 
 
 # ------------------------------------------------------------------------------------------------ what nobody can mean
