@@ -127,7 +127,7 @@ def test_threads_are_set_for_the_study_alone(tmp_path: Path) -> None:
 
 
 def test_an_unknown_study_is_told_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"study 'nonsense' is unknown; the known ones are requantization"):
+    with pytest.raises(ValueError, match=r"study 'nonsense' is unknown; the known ones are formats"):
         study.main(["run", "nonsense"])
 
 
