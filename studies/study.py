@@ -38,11 +38,13 @@ import tyro
 from reference.checkpoint import write_atomic, write_json
 from reference.log import environment
 
-from . import cache, dialects, hadamard, plots, report, requantization
+from . import cache, combine, dialects, hadamard, plots, report, requantization
 from .progress import Progress
 from .result import Result, Study, markdown
 
-STUDIES: dict[str, Study] = {study.name: study for study in (requantization.STUDY, hadamard.STUDY, dialects.STUDY)}
+STUDIES: dict[str, Study] = {
+    study.name: study for study in (requantization.STUDY, hadamard.STUDY, combine.STUDY, dialects.STUDY)
+}
 OUT = Path("results/studies")
 _LIBRARIES = ("scipy", "pandas", "matplotlib")
 
