@@ -141,3 +141,56 @@ def constants_table(constants: pd.DataFrame) -> pd.DataFrame:
             "Transformer Engine's": [f"{published:.2f}" if size == 16 else "" for size in constants["size"]],
         }
     )
+
+
+def claims_table(outliers: pd.DataFrame, tails: pd.DataFrame, signs: pd.DataFrame) -> pd.DataFrame:
+    """What sources say of where a transform helps, what is measured here, and whether that goes with it.
+
+    Sources speak of training and of real tensors; only errors are measured here.
+    """
+    mean = outliers.groupby(["format", "outlier", "size"]).qsnr.mean()
+    gain = mean.xs(32, level="size") - mean.xs(0, level="size")
+    tail = tails[tails.data == "Student-t"].groupby(["format", "size"]).qsnr.mean().unstack()
+    tail_gain = tail[32] - tail[0]
+    by_length = {size: mean["NVFP4", 32, size] for size in data.SIZES[1:]}
+    spread = max(by_length.values()) - min(by_length.values())
+    square = signs.assign(square=signs.rms_error**2).groupby(["format", "offset", "signs"]).square.mean().unstack()
+    less = square.loc["MXFP4"].query("offset > 0").eval("deterministic < random")
+    ahead = {size: tail[size]["NVINT4"] - tail[size]["NVFP4"] for size in (0, 32)}
+    rows = [
+        (
+            "NVFP4's blocks of 16 leave a rotation little to win, MXFP4 gains (arXiv 2509.23202)",
+            f"Student-t: NVFP4 {tail_gain['NVFP4']:+.2f} dB, MXFP4 {tail_gain['MXFP4']:+.2f} dB",
+            _verdict(tail_gain["NVFP4"] < 0.1, tail_gain["MXFP4"] > 0.1),
+        ),
+        (
+            "behind a rotation NVINT4 passes NVFP4 (arXiv 2510.25602)",
+            f"Student-t: NVINT4 less NVFP4 {ahead[0]:+.2f} dB before, {ahead[32]:+.2f} dB behind",
+            _verdict(ahead[0] < 0, ahead[32] > 0),
+        ),
+        (
+            "a transform in the NVFP4 forward hurts training (arXiv 2509.25149, appendix E)",
+            f"NVFP4 with outliers: {gain['NVFP4'].loc[4:].min():+.1f} to {gain['NVFP4'].loc[4:].max():+.1f} dB",
+            _verdict(gain["NVFP4"].loc[4:].max() < 0),
+        ),
+        (
+            "its length, 16 to 128, makes little difference in training, 128 is slightly better (the same)",
+            f"NVFP4, outliers of 32: {', '.join(f'{value:.1f} dB at {size}' for size, value in by_length.items())}",
+            _verdict(by_length[128] >= max(by_length.values()), spread < 1),
+        ),
+        (
+            "for MXFP4 weight gradients deterministic signs help where random ones do not (arXiv 2605.09825)",
+            f"less error with deterministic signs at m = {', '.join(str(m) for m in less.index[less]) or 'none'}",
+            _verdict(bool(less.any()), bool(less.all())),
+        ),
+        (
+            "in the combine S2F6 needs the transform, and MXFP8 stays lossy with it (Thinking Machines Lab, 2026)",
+            f"outliers of 64: MXINT8 {gain['MXINT8'][64]:+.1f} dB, MXFP8 {gain['MXFP8'][64]:+.1f} dB",
+            _verdict(gain["MXINT8"][64] > 3, gain["MXFP8"][64] < 1),
+        ),
+    ]
+    return pd.DataFrame(rows, columns=["claim", "measured here", "goes with it"])
+
+
+def _verdict(*holds: bool) -> str:
+    return "yes" if all(holds) else "in part" if any(holds) else "no"

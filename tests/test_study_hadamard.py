@@ -126,9 +126,19 @@ def test_published_numbers_stand_beside_ours(measured: tuple[pd.DataFrame, ...])
     assert (far.alike[: 2 * len(tables.QSNR)] == "no").sum() > 12
 
 
+def test_verdicts_on_claims_follow_the_numbers(measured: tuple[pd.DataFrame, ...]) -> None:
+    outliers, tails, signs, _ = measured
+    verdicts = tables.claims_table(outliers, tails, signs)["goes with it"].tolist()
+    assert verdicts[0] == verdicts[2] == verdicts[5] == "yes" and verdicts[4] == "in part"
+    least = max(each.mean for size, each in study.gains(outliers)["NVFP4"].items() if size)
+    assert f"to {least:+.1f} dB" in tables.claims_table(outliers, tails, signs)["measured here"][2]
+    flat = tables.claims_table(outliers.assign(qsnr=30.0), tails.assign(qsnr=30.0), signs.assign(rms_error=1.0))
+    assert flat["goes with it"].tolist() == ["in part", "no", "no", "yes", "no", "in part"]
+
+
 def test_run_is_complete(measured: tuple[pd.DataFrame, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "measure", lambda *_: measured)
     result = study.STUDY.run(True)
-    assert [plate.name for plate in result.plates] == ["block", "signs"] and len(result.tables) == 5
+    assert [plate.name for plate in result.plates] == ["block", "signs"] and len(result.tables) == 6
     assert len(result.rows) == sum(map(len, measured[:3])) and result.finding.startswith("On normal numbers")
     assert set(drawing.SIGN_FORMATS) <= set(data.FORMATS) and len(drawing.block(0)[0].axes) == 4
