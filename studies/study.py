@@ -40,9 +40,11 @@ from reference.log import environment
 
 from . import (
     cache,
+    combine,
     dialects,
     format_error,
     formats,
+    hadamard,
     outer_scale,
     plots,
     report,
@@ -59,6 +61,8 @@ STUDIES: dict[str, Study] = {
         format_error.STUDY,
         requantization.STUDY,
         requantization_kinds.STUDY,
+        hadamard.STUDY,
+        combine.STUDY,
         outer_scale.STUDY,
         dialects.STUDY,
     )
