@@ -38,11 +38,19 @@ import tyro
 from reference.checkpoint import write_atomic, write_json
 from reference.log import environment
 
-from . import cache, dialects, moe_timeline, plots, report, requantization
+from . import cache, dialects, moe_timeline, plots, report, requantization, throughput
 from .progress import Progress
 from .result import Result, Study, markdown
 
-STUDIES: dict[str, Study] = {study.name: study for study in (requantization.STUDY, dialects.STUDY, moe_timeline.STUDY)}
+STUDIES: dict[str, Study] = {
+    study.name: study
+    for study in (
+        requantization.STUDY,
+        dialects.STUDY,
+        moe_timeline.STUDY,
+        throughput.STUDY,
+    )
+}
 OUT = Path("results/studies")
 _LIBRARIES = ("scipy", "pandas", "matplotlib")
 
