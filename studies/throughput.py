@@ -159,8 +159,8 @@ def find(lines: pd.DataFrame, rows: pd.DataFrame, machine: str, tables: dict[str
 
 
 def _share(row: Any) -> str:
-    span = f"{100 * row.low:.2g} to {100 * row.high:.2g}"
-    return f"{100 * row.share:.2g} % ({span}; {row.mode}: {row.operation})"
+    share, low, high = (f"{100 * x:.0f}" if x >= 0.1 else f"{100 * x:.2g}" for x in (row.share, row.low, row.high))
+    return f"{share} % ({low} to {high}; {row.mode}: {row.operation})"
 
 
 def _about(name: str, frame: pd.DataFrame) -> str:
