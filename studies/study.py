@@ -45,11 +45,13 @@ from . import (
     format_error,
     formats,
     hadamard,
+    moe_timeline,
     outer_scale,
     plots,
     report,
     requantization,
     requantization_kinds,
+    throughput,
 )
 from .progress import Progress
 from .result import Result, Study, markdown
@@ -64,6 +66,8 @@ STUDIES: dict[str, Study] = {
         hadamard.STUDY,
         combine.STUDY,
         outer_scale.STUDY,
+        moe_timeline.STUDY,
+        throughput.STUDY,
         dialects.STUDY,
     )
 }
