@@ -46,7 +46,7 @@ def compared(
         "ours": ours.text(digits) if isinstance(ours, Interval) else f"{ours:.{digits}f}",
         "published": f"{low:.{digits}f}" if low == high else f"{low:.{digits}f} to {high:.{digits}f}",
         "difference": difference,
-        "tolerance": (f"{tolerance:.0%}" if tolerance else "exact") + (" and our interval" if half else ""),
+        "tolerance": (f"{100 * tolerance:g}%" if tolerance else "exact") + (" and our interval" if half else ""),
         "verdict": "agrees" if agrees else "differs",
         "source": source,
         "explanation": explanation or ("" if agrees else "not explained"),

@@ -128,8 +128,8 @@ def _on_reach(reaches: pd.DataFrame, losses: dict[str, float]) -> str:
     gain = losses["four-over-six"] / losses["candidate 6"]
     lives = (
         f" Four-over-six keeps a block alive to {gain:g} times the ratio at which its candidate 6 loses the scale, "
-        f"{losses['four-over-six']:,.0f} against {losses['candidate 6']:,.0f}; no source states this, nor the ratio of "
-        "mismatch to errors."
+        f"{losses['four-over-six']:,.0f} against {losses['candidate 6']:,.0f}; no source we know states this, nor the "
+        "ratio of mismatch to errors."
     )
     return (
         f"A value is lost below one part in {listed(told)} of its block's maximum, and a block below one part in "

@@ -142,7 +142,7 @@ def test_words_follow_the_numbers(rows: pd.DataFrame) -> None:
     losses = {"plain": 1.0, "candidate 6": 2.0, "four-over-six": 2.0}
     text = study.find(other, small.reaches(), losses)
     assert "A tile of 16x16 differs in up to 25.0%" in text and "not as independent ones" in text
-    assert "power-of-two" not in text and "no source" not in text
+    assert "power-of-two" not in text and "no source we know" not in text
 
 
 def test_compared_rows() -> None:
