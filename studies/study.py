@@ -38,12 +38,30 @@ import tyro
 from reference.checkpoint import write_atomic, write_json
 from reference.log import environment
 
-from . import cache, dialects, four_over_six, plots, report, requantization, transpose_mismatch
+from . import (
+    cache,
+    dialects,
+    four_over_six,
+    outer_scale,
+    plots,
+    report,
+    requantization,
+    requantization_kinds,
+    transpose_mismatch,
+)
 from .progress import Progress
 from .result import Result, Study, markdown
 
 STUDIES: dict[str, Study] = {
-    study.name: study for study in (requantization.STUDY, dialects.STUDY, transpose_mismatch.STUDY, four_over_six.STUDY)
+    study.name: study
+    for study in (
+        requantization.STUDY,
+        requantization_kinds.STUDY,
+        outer_scale.STUDY,
+        transpose_mismatch.STUDY,
+        four_over_six.STUDY,
+        dialects.STUDY,
+    )
 }
 OUT = Path("results/studies")
 _LIBRARIES = ("scipy", "pandas", "matplotlib")
