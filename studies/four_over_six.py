@@ -24,7 +24,7 @@ from .progress import Progress
 from .result import Plate, Result, Study, Table
 
 PAIRS = (("gaussian", "gaussian"), ("channels", "laplace"))
-ALIKE = 0.1  # sources whose shares differ by less follow one curve
+ALIKE = 0.05  # sources whose error saved differs by less follow one curve
 MEASURES = {SQUARES: "rel_mse", "4/6, magnitudes": "rel_mae", "4/6, largest error": "largest"}
 
 
@@ -136,27 +136,35 @@ def _more(found: Found, x: str, w: str) -> str:
 
 
 def _on_crest(crests: pd.DataFrame) -> str:
-    spread = apart(crests)
-    pooled = crests.groupby("at").apply(lambda p: (p.fours * p.blocks).sum() / p.blocks.sum(), include_groups=False)
-    low, high = pooled.index[0], pooled.index[-1]
+    low, high = crests["at"].min(), crests["at"].max()
+    ends = {
+        column: [f"{100 * value:.0f}" for at in (low, high) for value in [_pooled(crests[crests["at"] == at], column)]]
+        for column in ("gain", "fours")
+    }
+    spread, of_shares = (100 * apart(crests, column) for column in ("gain", "fours"))
     gains = crests.groupby("at").gain.max()
     none = [at for at in gains.index if (gains[gains.index >= at] < 0.02).all()]
-    ends = f"; from {none[0]:g} on no source gains 2 %" if none else ""
     curve = (
-        f"whatever the source, to {100 * spread:.1f} points at most: the block's crest factor decides, which no "
+        f"within {spread:.1f} points whatever the source: the block's crest factor decides what 4/6 saves, which no "
         "source we know states"
-        if spread < ALIKE
-        else f"and sources differ by up to {100 * spread:.1f} points at the same crest factor"
+        if spread < 100 * ALIKE
+        else f"but sources differ by up to {spread:.1f} points at the same crest factor"
     )
     return (
-        f"By the block's maximum over its rms, its crest factor, the share mapped to 4 goes from {pooled[low]:.0%} at "
-        f"{_range(low)} to {pooled[high]:.0%} at {_range(high)}, {curve}{ends}."
+        f"By the block's maximum over its rms, its crest factor, the error saved goes from {ends['gain'][0]} % at "
+        f"{_range(low)} to {ends['gain'][1]} % at {_range(high)}, {curve}. The share mapped to 4 goes from "
+        f"{ends['fours'][0]} % to {ends['fours'][1]} %, within {of_shares:.1f} points"
+        f"{f'; from {none[0]:g} on no source gains 2 %' if none else ''}."
     )
 
 
-def apart(crests: pd.DataFrame) -> float:
-    """The largest difference between sources in the share of blocks mapped to 4, at like crest factors."""
-    return float(crests.groupby("at").fours.agg(lambda v: v.max() - v.min()).max())
+def _pooled(part: pd.DataFrame, column: str) -> float:
+    return float((part[column] * part.blocks).sum() / part.blocks.sum())
+
+
+def apart(crests: pd.DataFrame, column: str) -> float:
+    """The largest difference between sources in a column of `by_crest`, at like crest factors."""
+    return float(crests.groupby("at")[column].agg(lambda v: v.max() - v.min()).max())
 
 
 def _range(at: float) -> str:
@@ -180,7 +188,10 @@ def run(fast: bool) -> Result:
         "intervals": {" | ".join(key): [value.mean, value.half] for key, value in found.items()},
         "by_crest": crests.to_dict("records"),
     }
-    same = "nearly the same for all sources" if apart(crests) < ALIKE else "which differ between sources"
+    spread = apart(crests, "gain")
+    same = f"the latter within {100 * spread:.1f} points " + (
+        "for all sources" if spread < ALIKE else "between sources"
+    )
     plate = Plate(
         "choice",
         drawn.choice(errors / errors.loc[SIX], crests),

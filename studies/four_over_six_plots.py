@@ -95,5 +95,5 @@ def choice(errors: pd.DataFrame, crests: pd.DataFrame) -> Figure:
             axes.set_title(title)
         right.axhline(0, color=plots.BLACK, linewidth=0.8)
         handles, labels = middle.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5))
     return figure
