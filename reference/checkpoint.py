@@ -70,6 +70,22 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
+def read_json(path: Path, *entries: str) -> dict[str, Any]:
+    """The JSON object in `path`, which has these entries.
+
+    Raises:
+        ValueError: it holds something else; the message names the file. OSError: there is none.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+        lacks = [name for name in entries if name not in value] if isinstance(value, dict) else ["{}"]
+    except ValueError:
+        lacks = ["JSON"]
+    if lacks:
+        raise ValueError(f"{str(path)!r} is damaged, or of something else: it lacks {', '.join(lacks)}; restore it")
+    return dict(value)
+
+
 def save(path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
     """Write one checkpoint, atomically and durably.
 

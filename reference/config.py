@@ -145,7 +145,7 @@ def check(config: TrainConfig) -> None:
         ("threads", 1 <= c.threads <= 1024, "use 1 to 1024"),
         ("device", c.device in ("cpu", "cuda"), "use 'cpu' or 'cuda'"),
         ("device", c.device != "cuda" or torch.cuda.is_available(), "this torch sees no CUDA device; use 'cpu'"),
-        ("activations", _can_be_file(c.activations), "name a file in a folder that exists"),
+        ("activations", can_be_file(c.activations), "name a file in a folder that exists"),
         ("progress", c.progress in ("auto", "show", "hide"), "use 'auto', 'show' or 'hide'"),
     ]
     for name, good, remedy in rules:
@@ -156,6 +156,7 @@ def check(config: TrainConfig) -> None:
         if not math.isfinite(value):
             raise ValueError(f"model.{name} {value} cannot be used; use a finite number")
     _check_monitor(c)
+    _check_idle(c)
     if c.model.sequence < 1:
         raise ValueError(f"model.sequence {c.model.sequence} cannot be used; use 1 or more")
     if c.model.vocab < 256:
@@ -174,5 +175,18 @@ def _check_monitor(c: TrainConfig) -> None:
             )
 
 
-def _can_be_file(path: Path | None) -> bool:
+def _check_idle(c: TrainConfig) -> None:
+    """Raises ValueError for a field that was set, but means nothing without another one."""
+    default = {f.name: f.default for f in dataclasses.fields(TrainConfig)}
+    for names, needs, there in (
+        (("switch_to", "switch_pass"), "switch_at, such as 0.82", c.switch_at is not None),
+        (("raise_to",), "a threshold, such as raise_error or raise_loss", bool(c.thresholds)),
+    ):
+        for name in names:
+            if not there and getattr(c, name) != default[name]:
+                raise ValueError(f"{name} {getattr(c, name)!r} does nothing alone; give {needs}, or leave it out")
+
+
+def can_be_file(path: Path | None) -> bool:
+    """Whether a file can be written there as far as folders tell; None can."""
     return path is None or (path.parent.is_dir() and not path.is_dir())

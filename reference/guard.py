@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import statistics
 from collections import deque
 from collections.abc import Iterable
@@ -22,19 +23,28 @@ from typing import Any
 
 from .config import TrainConfig
 from .log import read_log
-from .schedule import Schedule
+from .schedule import Schedule, raises
 
 LOSSES, LEAST_LOSSES = 50, 10
 
 _FIELDS = {"rel_mse": "raise_error", "flush": "raise_flush", "saturation": "raise_saturation"}
 
 
-def reference_losses(folder: Path) -> dict[int, float]:
-    """Step -> loss of the run in `folder`. Raises ValueError for a folder without a log, or with one that lacks
-    losses."""
-    records = read_log(folder / "log.jsonl")
+def reference_losses(folder: Path, out: Path) -> dict[int, float]:
+    """Step -> loss of the run in `folder`, for the run in `out`. Raises ValueError for the run itself, for a folder
+    without a log, or with one that lacks losses."""
+    if folder.resolve() == out.resolve():
+        raise ValueError(
+            f"monitor_reference {str(folder)!r} is this run's own folder; name another run's, or leave it out"
+        )
+    try:
+        records = read_log(folder / "log.jsonl")
+    except ValueError as error:
+        raise ValueError(f"monitor_reference {str(folder)!r}: {error}") from None
     losses = {record["step"]: record.get("loss") for record in records}
-    if not losses or any(not isinstance(loss, (int, float)) or loss == 0 for loss in losses.values()):
+    if not losses or any(
+        not isinstance(loss, (int, float)) or not math.isfinite(loss) or loss == 0 for loss in losses.values()
+    ):
         raise ValueError(f"monitor_reference {str(folder)!r} has a log without losses; name the folder of a run")
     return losses
 
@@ -81,8 +91,7 @@ class Guard:
         now = self._schedule.at(step + 1, self.raised)
         entries = []
         for layer, because in self._exceeded(deviation, numbers).items():
-            # a layer that follows the recipe already is left alone
-            if layer not in self.raised and now[layer] != self._schedule.raised[layer]:
+            if layer not in self.raised and raises(now[layer], self._schedule.raised[layer]):
                 entries.append({"layer": layer, "to": self._config.raise_to, "because": because})
         self.raised |= {entry["layer"] for entry in entries}
         return entries

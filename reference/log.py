@@ -49,6 +49,17 @@ def require_finite(folder: Path, step: int, name: str, value: float) -> None:
     )
 
 
+def require_run_folder(folder: Path, identity: dict[str, Any]) -> None:
+    """Raises ValueError, as `open_run` does, for a folder that another run, a file or something else is in."""
+    stored = folder / "config.json"
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"out {str(folder)!r} is a file; name a folder")
+    if stored.exists():
+        _require_same(stored, identity)
+    elif folder.exists() and not all(map(checkpoint.is_leftover, folder.iterdir())):
+        raise ValueError(f"out {str(folder)!r} holds files but no run; name an empty or a new folder")
+
+
 def open_run(folder: Path, identity: dict[str, Any]) -> "Log":
     """Make a run folder, or enter it if it holds the same run, and take its log.
 
@@ -64,14 +75,9 @@ def open_run(folder: Path, identity: dict[str, Any]) -> "Log":
             writes it; nothing was written.
         OSError: the disk refuses.
     """
+    require_run_folder(folder, identity)
     stored = folder / "config.json"
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"out {str(folder)!r} is a file; name a folder")
-    if stored.exists():
-        _require_same(stored, identity)
-    elif folder.exists() and not all(map(checkpoint.is_leftover, folder.iterdir())):
-        raise ValueError(f"out {str(folder)!r} holds files but no run; name an empty or a new folder")
-    else:
+    if not stored.exists():
         checkpoint.make_folder(folder)
         checkpoint.write_json(stored, identity)
     log = Log(folder / "log.jsonl")
@@ -138,11 +144,11 @@ class Log:
         os.fsync(self._file.fileno())
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
+def read_log(path: Path, *numbers: str) -> list[dict[str, Any]]:
     """Read the records of a log, one per step, in order; an unfinished last line is left out.
 
     Raises:
-        ValueError: there is no such log, or a line is damaged.
+        ValueError: there is no such log, or a line is damaged or lacks one of the finite `numbers`.
     """
     if not path.is_file():
         raise ValueError(f"log {str(path)!r} does not exist; name the folder of a run")
@@ -152,7 +158,15 @@ def read_log(path: Path) -> list[dict[str, Any]]:
             raise ValueError(
                 f"log {str(path)!r} is damaged at line {number}; resume the run to cut it back to its checkpoint"
             )
-        records.append(json.loads(line))
+        record = json.loads(line)
+        for name in numbers:
+            value = record.get(name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ValueError(
+                    f"log {str(path)!r} is damaged at line {number}: {name} is {value!r}, no number; start again in "
+                    "another run folder"
+                )
+        records.append(record)
     return records
 
 
@@ -205,7 +219,7 @@ def record_environment(folder: Path, device: str, about: dict[str, Any], start: 
     if start == 0 or not path.exists():
         checkpoint.write_json(path, {**about, "environment": now, "resumed": []})
         return
-    meta = json.loads(path.read_bytes())
+    meta = checkpoint.read_json(path, "environment", "resumed")
     last = [meta, *meta["resumed"]][-1]["environment"]
     changes = ", ".join(f"{name} {last.get(name)} -> {now[name]}" for name in now if now[name] != last.get(name))
     if changes:

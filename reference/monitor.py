@@ -187,9 +187,12 @@ class Observer:
     def weight(self, setting: Setting, role: Role, w: Tensor, q: Any) -> None:
         """A master weight (E, .., ..) float32 and its operand."""
         self.cast(setting, role, w, q)
-        if setting.slot != 0 or not isinstance(q, BlockTensor):
+        if setting.slot != 0:
             return
         key, cast, w = (setting.layer, role), setting.recipe.weight, w.detach()
+        if not isinstance(q, BlockTensor):  # in BF16 now, after a switch: its window has no end that is observed
+            self._weights.pop(key, None)
+            return
         before = self._weights.get(key)
         if before is None or before.cast != cast:  # in another format operands move without their weights
             self._weights[key] = _Followed(cast, w.clone(), q.dequantize())

@@ -21,7 +21,10 @@ import math
 from dataclasses import dataclass, fields, replace
 
 from numerics import BlockFormat, Rounding
+from numerics.arguments import integer, require_kind
 from numerics.ops import Cast, Recast
+
+from .recipe_rules import require_cast, require_followed, require_hadamard, require_nearest, require_recast
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class OsciReset:
     start_share: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("period", "detect_steps"):
+            integer(getattr(self, name), name, "use a number of steps")
         if self.detect_steps < 1:
             raise ValueError(f"detect_steps={self.detect_steps}: measure 1 step or more")
         if self.period < self.detect_steps + 2:
@@ -42,7 +47,7 @@ class OsciReset:
                 f"period={self.period}: a window takes a step to open, {self.detect_steps} and one to reset; use "
                 f"{self.detect_steps + 2} or more"
             )
-        if not self.ratio > 0:
+        if not 0 < self.ratio < math.inf:
             raise ValueError(f"ratio={self.ratio}: use a positive number")
         if not 0.0 <= self.start_share <= 1.0:
             raise ValueError(f"start_share={self.start_share}: use a share between 0 and 1")
@@ -68,18 +73,12 @@ class ExpertRecipe:
     osci_reset: OsciReset | None = None
 
     def __post_init__(self) -> None:
+        self._require_operands()
         if self.osci_reset is not None and self.weight.fmt is None:
             raise ValueError(f"osci_reset={self.osci_reset} with BF16 weights: give the weights a format")
-        for role in ("input", "hidden", "weight"):
-            if getattr(self, role).rounding is not Rounding.NEAREST_EVEN:
-                raise ValueError(f"{role}.rounding={getattr(self, role).rounding}: forward operands round to nearest")
         if self.grad.outer not in (None, "tensor") and not isinstance(self.grad.outer, int):
             raise ValueError(
                 f"grad.outer={self.grad.outer!r}: a gradient is quantized along both axes; use None, 'tensor' or a run"
-            )
-        if self.grad_wire is not None and self.grad_wire.rounding is not Rounding.NEAREST_EVEN:
-            raise ValueError(
-                f"grad_wire.rounding={self.grad_wire.rounding}: random words serve one rounding of a tensor"
             )
         for name, size in (("dgrad", self.dgrad_hadamard), ("wgrad", self.wgrad_hadamard)):
             if size is not None and None in (self.grad.fmt, self.saved_weight.fmt, self.saved_input.fmt):
@@ -92,11 +91,30 @@ class ExpertRecipe:
             )
         if self.saved_weight.outer == "gradient":
             raise ValueError("saved_weight.outer='gradient': only a token's scale can move to the gradient's rows")
-        if self.saved_input.outer == "keep" and self.input.outer == "row" and self.saved_input.fmt is not None:
-            raise ValueError(
-                "saved_input.outer='keep': an outer scale per token varies along wgrad's contraction; use 'multiply' "
-                "or 'gradient'"
-            )
+        if not self.originals:
+            require_followed("saved_weight", self.saved_weight, {"weight": self.weight}, self.dgrad_hadamard)
+            inputs = {"input": self.input, "hidden": self.hidden}
+            require_followed("saved_input", self.saved_input, inputs, self.wgrad_hadamard)
+
+    def _require_operands(self) -> None:
+        """Each field alone, see `recipe_rules`."""
+        for role in ("input", "hidden", "weight"):
+            require_cast(role, getattr(self, role), leading=role == "weight")
+            require_nearest(role, getattr(self, role), "forward operands round to nearest")
+        require_cast("grad", self.grad)
+        if self.grad_wire is not None:
+            require_cast("grad_wire", self.grad_wire)
+            require_nearest("grad_wire", self.grad_wire, "random words serve one rounding of a tensor")
+        require_recast("saved_weight", self.saved_weight, leading=True)
+        require_recast("saved_input", self.saved_input)
+        require_kind(self.combine_fmt, (BlockFormat, type(None)), "combine_fmt", "pass a block format or None")
+        require_cast("combine", combine := Cast(self.combine_fmt))
+        require_nearest("combine", combine, "the combine rounds to nearest")
+        for name in ("combine_hadamard", "dgrad_hadamard", "wgrad_hadamard"):
+            require_hadamard(name, getattr(self, name))
+        for name in ("originals", "fresh_signs"):
+            require_kind(getattr(self, name), bool, name, "use True or False")
+        require_kind(self.osci_reset, (OsciReset, type(None)), "osci_reset", "pass an OsciReset or None")
 
     @property
     def row_block(self) -> int:
@@ -134,12 +152,15 @@ class Recipe:
     first_share: float = 0.0
 
     def __post_init__(self) -> None:
+        for name, kind in (("name", str), ("experts", ExpertRecipe), ("last", ExpertRecipe)):
+            require_kind(getattr(self, name), kind, name, f"pass one of kind {kind.__name__}")
         for field in ("last_share", "first_share"):
             if not 0.0 <= getattr(self, field) <= 1.0:
                 raise ValueError(f"{field}={getattr(self, field)} of recipe {self.name}: use a share between 0 and 1")
         if self.claims_unbiased:
             _require_unbiased(self.name, "saved_weight", self.experts.saved_weight, self.experts.weight)
-            _require_unbiased(self.name, "saved_input", self.experts.saved_input, self.experts.input)
+            for cast in (self.experts.input, self.experts.hidden):
+                _require_unbiased(self.name, "saved_input", self.experts.saved_input, cast)
 
     def layer(self, index: int, depth: int) -> ExpertRecipe:
         """The recipe of layer `index` (from 0) of `depth`."""

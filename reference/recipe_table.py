@@ -30,6 +30,7 @@ def roles(recipe: Recipe) -> dict[str, str]:
     told["other layers"] = f"{' and '.join(shares)} of the layers" if shares else "none"
     if shares:
         told |= {f"  {name}": words for name, words in higher.items()}
+    told["shared experts"] = "as the routed ones" if recipe.shared else "BF16"
     told["unbiased"] = (
         "claimed, for backward operands given the saved values" if recipe.claims_unbiased else "not claimed"
     )
@@ -49,10 +50,11 @@ def _roles(r: ExpertRecipe) -> dict[str, str]:
         "fprop w": _cast(r.weight, "input features"),
         "combine": _rotated(r.combine_hadamard) + combine,
         "gradient wires": _cast(r.grad_wire or r.grad, "features"),
-        "dgrad g": _rotated(r.dgrad_hadamard) + _cast(r.grad, "features"),
-        "dgrad w": _rotated(r.dgrad_hadamard) + _recast(r.saved_weight, "output features", source, r.weight),
-        "wgrad g": _rotated(r.wgrad_hadamard) + _cast(r.grad, "tokens"),
-        "wgrad x": _rotated(r.wgrad_hadamard) + _recast(r.saved_input, "tokens", source, r.input),
+        "dgrad g": _rotated(r.dgrad_hadamard, r.fresh_signs) + _cast(r.grad, "features"),
+        "dgrad w": _rotated(r.dgrad_hadamard, r.fresh_signs)
+        + _recast(r.saved_weight, "output features", source, r.weight),
+        "wgrad g": _rotated(r.wgrad_hadamard, r.fresh_signs) + _cast(r.grad, "tokens"),
+        "wgrad x": _rotated(r.wgrad_hadamard, r.fresh_signs) + _recast(r.saved_input, "tokens", source, r.input),
         "masters": _masters(r.osci_reset),
     }
 
@@ -67,8 +69,9 @@ def _masters(rule: OsciReset | None) -> str:
     )
 
 
-def _rotated(size: int | None) -> str:
-    return "" if size is None else f"RHT-{size}, then "
+def _rotated(size: int | None, fresh: bool = False) -> str:
+    signs = " with signs of this product" if fresh else ""
+    return "" if size is None else f"RHT-{size}{signs}, then "
 
 
 def _format(fmt: BlockFormat, axis: str = "") -> str:

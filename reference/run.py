@@ -63,7 +63,7 @@ class Run:
             self.oscillation.restore(tensors)
             start = meta["step"]
         self.log.cut(start)
-        self.guard.resume(read_log(config.out / "log.jsonl"))
+        self.guard.resume(read_log(config.out / "log.jsonl", "loss"))
         if start < config.steps:
             about = {
                 "digest": corpus.digest,

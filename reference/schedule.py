@@ -3,7 +3,8 @@
     from the start       `preset`'s, or that of `layer_presets` for a layer named there
     after `switch_at`    `switch_to`'s operands of `switch_pass` in the place of those, in every layer that has not been
                          raised: also in one that `layer_presets` names, whose other operands stay its own
-    once raised          `raise_to`'s, to the end of the run: the late switch passes a raised layer by
+    once raised          `raise_to`'s, to the end of the run: the late switch passes a raised layer by; a layer that
+                         would gain bits in no operand and lose some, such as one in BF16, is never raised
 
 The presets named here rule the routed experts; whether shared experts follow is `preset`'s to say.
 """
@@ -25,7 +26,7 @@ class Schedule:
 
     start: tuple[ExpertRecipe, ...]
     later: tuple[ExpertRecipe, ...] | None = None
-    switch_step: float = 0.0
+    switch_step: int = 0
     raised: tuple[ExpertRecipe, ...] | None = None
 
     def at(self, step: int, raised: Collection[int]) -> tuple[ExpertRecipe, ...]:
@@ -54,17 +55,37 @@ def schedule(config: TrainConfig) -> Schedule:
         _check_widths(config, recipe, main, (start[layer],))
     found = Schedule(tuple(start))
     if config.switch_at is not None:
-        second = preset(config.switch_to)
+        second = _named("switch_to", config.switch_to)
         later = tuple(
             switched(old, new, config.switch_pass) for old, new in zip(start, _layers(second, depth), strict=True)
         )
         _check_widths(config, second, main, later)
-        found = replace(found, later=later, switch_step=config.switch_at * config.steps)
+        found = replace(found, later=later, switch_step=_last_before(config.switch_at, config.steps))
     if config.thresholds:
         recipe = _named("raise_to", config.raise_to)
         _check_widths(config, recipe, main, _layers(recipe, depth))
         found = replace(found, raised=_layers(recipe, depth))
     return found
+
+
+def raises(old: ExpertRecipe, new: ExpertRecipe) -> bool:
+    """Whether a layer changes under `new`, and not only to fewer bits."""
+    pairs = list(zip(_bits(old), _bits(new), strict=True))
+    return old != new and not (any(a > b for a, b in pairs) and all(a >= b for a, b in pairs))
+
+
+def _bits(recipe: ExpertRecipe) -> list[int]:
+    """Of an element of every operand and of the combine."""
+    r = recipe
+    operands = (r.input, r.hidden, r.weight, r.grad, r.grad_wire or r.grad, r.saved_weight, r.saved_input)
+    formats = [*(operand.fmt for operand in operands), r.combine_fmt]
+    return [16 if fmt is None else fmt.element.bits for fmt in formats]
+
+
+def _last_before(share: float, steps: int) -> int:
+    """The last of `steps` steps n that is not after `share` of them: n / steps <= share. The product alone, rounded,
+    would put 0.29 of 100 below 29."""
+    return max(n for n in (int(share * steps) + d for d in (-1, 0, 1)) if n / steps <= share)
 
 
 def _layers(recipe: Recipe, depth: int) -> tuple[ExpertRecipe, ...]:

@@ -40,7 +40,7 @@ from .board import Board, require_tensorboard
 from .config import THRESHOLDS, TrainConfig, check
 from .data import load_corpus, require_sequences
 from .guard import Guard, digest, reference_losses
-from .log import TrainingStopped, open_run, read_log
+from .log import TrainingStopped, open_run, read_log, require_run_folder
 from .model import Transformer
 from .optimizer import adamw
 from .presets import preset
@@ -48,7 +48,7 @@ from .recipe import Recipe
 from .run import Run
 from .schedule import Schedule, schedule
 
-__all__ = ["Result", "TrainConfig", "TrainingStopped", "check", "main", "train"]
+__all__ = ["Result", "TrainConfig", "TrainingStopped", "check", "main", "require_resumable", "train"]
 
 # fields that do not change a bit of the run
 _NOT_IDENTITY = ("out", "progress", "activations", "monitor_every", "monitor_reference", "tensorboard", "raise_to")
@@ -67,7 +67,8 @@ class Result:
         median_step_seconds: of a step without evaluation and checkpoint.
         folder: the run folder.
         resumed_from: the step that this call continued from: 0 for a new run, `steps` if it was finished already.
-        saved_bytes: that autograd kept of a grain for its backward, parameters left out; None if no step was taken.
+        saved_bytes: that autograd kept of the first pass (`micro_batch` sequences) for its backward, parameters left
+            out; None if no step was taken.
     """
 
     steps: int
@@ -112,7 +113,7 @@ def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str,
     """
     check(config)
     recipe, layers = preset(config.preset), schedule(config)
-    reference = None if config.monitor_reference is None else reference_losses(config.monitor_reference)
+    reference = None if config.monitor_reference is None else reference_losses(config.monitor_reference, config.out)
     if config.tensorboard is not None:
         require_tensorboard(config.tensorboard)
     corpus = load_corpus(config.data)
@@ -132,6 +133,11 @@ def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str,
                 )
             _steps(run, start, on_progress)
     return _result(config.out, start, *run.saved)
+
+
+def require_resumable(config: TrainConfig, ops: ModuleType) -> None:
+    """Raises ValueError if `train` would not take up the folder of `config`, which has no `monitor_reference`."""
+    require_run_folder(config.out, _identity(config, ops, None))
 
 
 def _steps(run: Run, start: int, on_progress: Callable[[dict[str, Any]], None] | None) -> None:

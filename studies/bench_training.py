@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from numerics import ops
 from reference.checkpoint import write_atomic
-from reference.config import TrainConfig, check
+from reference.config import TrainConfig, can_be_file, check
 from reference.expert import Draw
 from reference.model import ModelConfig, Transformer
 from reference.optimizer import adamw
@@ -95,8 +95,11 @@ def measure(config: BenchConfig) -> tuple[pd.DataFrame, int]:
 
     Raises: ValueError for an unknown preset, or sizes that do not fit.
     """
-    if config.rounds < 1:
-        raise ValueError(f"rounds={config.rounds}: use 1 or more")
+    for name, value in (("rounds", config.rounds), ("batch", config.batch)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value}: use 1 or more")
+    if config.out is not None and not can_be_file(config.out):
+        raise ValueError(f"out {str(config.out)!r} cannot be written; name a file in a folder that exists")
     model = LARGE if config.large else ModelConfig()
     batch = config.batch or (16 if config.large else TrainConfig(Path()).batch)
     train = TrainConfig(Path(), batch=batch, grain=batch, device=config.device, threads=config.threads, model=model)

@@ -48,7 +48,7 @@ def part(measure: Callable[..., pd.DataFrame], **inputs: Any) -> pd.DataFrame:
         inputs: JSON values.
 
     Returns:
-        Frame with columns of numbers, truth values and texts, and a plain index. An empty text reads back as one.
+        Frame with columns of numbers, truth values and texts (none of them "nan"), and a plain index.
 
     Raises:
         TypeError: inputs that are no JSON values, or a result that is no frame.
@@ -62,7 +62,7 @@ def part(measure: Callable[..., pd.DataFrame], **inputs: Any) -> pd.DataFrame:
     if not path.exists():
         found = _measured(measure, inputs)
         make_folder(folder)
-        write_atomic(path, found.to_csv(index=False, lineterminator="\n").encode())
+        write_atomic(path, found.to_csv(index=False, lineterminator="\n", na_rep="nan").encode())
     # also what was just measured is read back, so that a first run and a later one see the same types
     return pd.read_csv(path, engine="python", keep_default_na=False, na_values=["nan"])  # its floats are exact
 

@@ -35,7 +35,7 @@ from reference.data import load_corpus, require_sequences
 from reference.log import environment
 from reference.model import ModelConfig, Transformer
 from reference.presets import preset
-from reference.train import TrainConfig, check
+from reference.train import TrainConfig, check, require_resumable
 
 from . import loss_order_table as tables
 from . import plots
@@ -113,6 +113,10 @@ def order(config: OrderConfig) -> dict[str, str]:
     default = OrderConfig()
     recipes = chosen("recipes", meta, config.recipes, config.recipes == default.recipes)
     seeds = chosen("seeds", meta, config.seeds, config.seeds == default.seeds)
+    if BASELINE not in recipes or len(set(seeds)) < max(2, len(seeds)):
+        raise ValueError(
+            f"recipes={recipes}, seeds={seeds}: tables need {BASELINE}, the baseline, and two or more different seeds"
+        )
     failures = {run: reason for run, reason in meta["failed"].items() if run.split(",")[0] in recipes}
     left_out = {run.split(",")[0]: f"seed {run.split()[-1]} failed: {reason}" for run, reason in failures.items()}
     if BASELINE in left_out:
@@ -179,6 +183,9 @@ def _check(config: OrderConfig) -> None:
         check(train_config(config, BASELINE, seed))
     for recipe in config.recipes:
         config.model.check(preset(recipe))
+        for run in (train_config(config, recipe, seed) for seed in config.seeds):
+            if (run.out / "config.json").is_file():  # of another campaign, whose meta.json would be written over
+                require_resumable(run, ops)
     corpus = load_corpus(config.data)
     require_sequences(corpus.train, "training part", 1, config.model.sequence, corpus.description)
     require_sequences(corpus.heldout, "held-out part", config.eval_sequences, config.model.sequence, corpus.description)

@@ -4,17 +4,17 @@ losses.csv has a row for each step of each run: recipe, seed, step, loss, heldou
 evaluation), floats to their last bit. meta.json says what the campaign was. The tables need these two alone.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from reference.checkpoint import write_atomic, write_json
+from reference.checkpoint import read_json, write_atomic, write_json
 from reference.log import read_log
 
 COLUMNS = ("recipe", "seed", "step", "loss", "heldout_nats")
+ENTRIES = ("command", "recipes", "seeds", "steps", "tokens_per_step", "parameters", "device", "failed")  # of meta.json
 
 
 def run_folder(runs: Path, recipe: str, seed: int) -> Path:
@@ -39,12 +39,12 @@ def collect(out: Path, runs: Path, meta: dict[str, Any]) -> pd.DataFrame:
         if not (folder / "log.jsonl").is_file():
             continue  # not begun; `common_step` tells if it is needed
         about = folder / "meta.json"
-        facts = {"configuration": json.loads((folder / "config.json").read_bytes()) | {"preset": None, "seed": None}}
-        facts |= {"corpus": json.loads(about.read_bytes())["corpus"]} if about.is_file() else {}
+        facts = {"configuration": read_json(folder / "config.json") | {"preset": None, "seed": None}}
+        facts |= {"corpus": read_json(about, "corpus")["corpus"]} if about.is_file() else {}
         for name, value in facts.items():
             if common.setdefault(name, value) != value:
                 raise ValueError(f"runs in {str(runs)!r} differ in {name}, as {str(folder)!r} does: they are no pairs")
-        records = read_log(folder / "log.jsonl")
+        records = read_log(folder / "log.jsonl", "loss")
         parts += [(recipe, seed, record["step"], record["loss"], record.get("heldout_ce")) for record in records]
     rows = pd.DataFrame(parts, columns=list(COLUMNS)).astype({"heldout_nats": float})
     meta["corpus"] = common.get("corpus")
@@ -63,7 +63,7 @@ def stored(out: Path, runs: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         raise ValueError(
             f"out {str(out)!r} holds no meta.json of `fourbit order`; name its folder, or leave out --table"
         )
-    meta = json.loads((out / "meta.json").read_bytes())
+    meta = read_json(out / "meta.json", *ENTRIES)
     if runs.is_dir():
         return collect(out, runs, meta), meta
     if not (out / "losses.csv").is_file():
@@ -74,8 +74,20 @@ def stored(out: Path, runs: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def read_losses(path: Path) -> pd.DataFrame:
-    """The rows of a losses.csv, floats to their last bit, as pandas' own parser does not read them in every version."""
-    return pd.read_csv(path, converters={"loss": float, "heldout_nats": lambda text: float(text or "nan")})
+    """The rows of a losses.csv, floats to their last bit, as pandas' own parser does not read them in every version.
+
+    Raises: ValueError for a file that holds something else.
+    """
+    numbers = {"loss": float, "heldout_nats": lambda text: float(text or "nan")}
+    try:
+        rows = pd.read_csv(path, converters=numbers, dtype={"recipe": str, "seed": int, "step": int})
+        if tuple(rows.columns) != COLUMNS:
+            raise ValueError(f"its columns are {', '.join(map(str, rows.columns))}, not {', '.join(COLUMNS)}")
+    except ValueError as error:  # pandas' own are ValueErrors too
+        raise ValueError(
+            f"losses {str(path)!r} is damaged: {error}; restore it, or name the runs with --runs"
+        ) from None
+    return rows
 
 
 def chosen(name: str, meta: dict[str, Any], named: Sequence[Any], default: bool) -> list[Any]:

@@ -8,6 +8,7 @@ measures are.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> int:
     config = tyro.cli(MonitorConfig, args=argv, prog="fourbit monitor")
     if config.out is not None and config.out.suffix not in (".svg", ".png"):
         raise ValueError(f"out {str(config.out)!r}: use a file that ends in .svg or .png")
-    records = read_log(config.run / "log.jsonl")
+    records = read_log(config.run / "log.jsonl", "loss", "grad_norm")
     print(text_table(records, config.run))
     if config.out is not None:
         plots.save(figure(records, config.run), config.out)
@@ -83,7 +84,19 @@ def observed(records: Sequence[dict[str, Any]], folder: Path) -> list[dict[str, 
     found = [record for record in records if "monitor" in record]
     if not found:
         raise ValueError(f"run {str(folder)!r} was not observed; train it with monitor_every 1 or more")
+    for record in found:
+        seen = record["monitor"]
+        odd = (
+            seen if not isinstance(seen, dict) else [key for key, value in seen.items() if not _is_measure(key, value)]
+        )
+        if odd or not seen:
+            raise ValueError(f"run {str(folder)!r}: what step {record['step']} observed is damaged: {odd or 'nothing'}")
     return found
+
+
+def _is_measure(key: str, value: Any) -> bool:
+    """`layer.role.measure`, and a number."""
+    return re.fullmatch(r"\d+\.\w+\.\w+", key) is not None and type(value) in (int, float)
 
 
 def raised(records: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:

@@ -40,8 +40,12 @@ from reference.log import environment
 
 from . import (
     cache,
+    combine,
     dialects,
+    format_error,
+    formats,
     four_over_six,
+    hadamard,
     outer_scale,
     plots,
     report,
@@ -55,11 +59,15 @@ from .result import Result, Study, markdown
 STUDIES: dict[str, Study] = {
     study.name: study
     for study in (
+        formats.STUDY,
+        format_error.STUDY,
+        transpose_mismatch.STUDY,
         requantization.STUDY,
         requantization_kinds.STUDY,
-        outer_scale.STUDY,
-        transpose_mismatch.STUDY,
         four_over_six.STUDY,
+        hadamard.STUDY,
+        combine.STUDY,
+        outer_scale.STUDY,
         dialects.STUDY,
     )
 }

@@ -147,7 +147,7 @@ def test_a_raised_run_that_is_interrupted_ends_bit_for_bit_like_an_uninterrupted
     """Raised in step 3; checkpoints are those of steps 2, 4 and 6: what was raised is lost, or read from the log."""
     run = config(tmp_path / "whole", steps=7, monitor_every=3, checkpoint_every=2, raise_loss=0.2)
     run = dataclasses.replace(run, preset="mxfp8", layer_presets={1: "nvfp4_all"}, raise_to="bf16")
-    plain = train(dataclasses.replace(run, out=tmp_path / "plain", raise_loss=None), ops).train_losses
+    plain = train(dataclasses.replace(run, out=tmp_path / "plain", raise_loss=None, raise_to="mxfp8"), ops).train_losses
     reference = write_log(tmp_path / "reference", {1: plain[0], 2: plain[1], 3: plain[2] / 2, 4: 100.0})
     run = dataclasses.replace(run, monitor_reference=reference)
     train(run, ops)
@@ -178,7 +178,7 @@ def test_a_run_without_thresholds_may_be_resumed_with_another_monitor_or_none(tm
     run = config(tmp_path / "run", checkpoint_every=2, monitor_every=0)
     with pytest.raises(KeyboardInterrupt):
         train(run, ops, interrupt)
-    again = dataclasses.replace(run, monitor_every=3, monitor_reference=reference, raise_to="bf16")
+    again = dataclasses.replace(run, monitor_every=3, monitor_reference=reference)
     result = train(again, ops)
     assert result.resumed_from == 4 and result.train_losses == whole.train_losses
     assert [record["step"] for record in lines(run.out) if "monitor" in record] == [6]
@@ -286,4 +286,79 @@ def test_a_reference_without_losses_is_refused(tmp_path: Path) -> None:
     for text in ("", '{"step": 1}\n', '{"step": 1, "loss": "x"}\n'):
         (tmp_path / "log.jsonl").write_text(text)
         with pytest.raises(ValueError, match="has a log without losses; name the folder of a run"):
-            reference_losses(tmp_path)
+            reference_losses(tmp_path, tmp_path / "run")
+
+
+# ------------------------------------------------------------------------------------------------ what nobody can mean
+
+
+def test_a_threshold_never_lowers_a_layer(tmp_path: Path) -> None:
+    """BF16 layers, from the start or by the late switch, stay in BF16 when the loss raises all the others."""
+    losses = write_log(tmp_path / "reference", dict.fromkeys(range(1, 5), 0.1))
+    watched = {"monitor_reference": losses, "raise_loss": 0.1, "steps": 4}
+    train(config(tmp_path / "run", preset="nvfp4_all", layer_presets={1: "bf16", 2: "mxfp8_floor"}, **watched), ops)
+    (entries,) = raised(tmp_path / "run").values()
+    assert [entry["layer"] for entry in entries] == [layer for layer in range(DEPTH) if layer != 1]
+    late = write_log(tmp_path / "late", {1: 99.0, 2: 99.0, 3: 0.1, 4: 0.1})  # above it after the switch alone
+    watched |= {"monitor_reference": late, "switch_at": 0.5}
+    train(config(tmp_path / "switched", preset="nvfp4_all", **watched), ops)
+    assert raised(tmp_path / "switched") == {}
+
+
+@pytest.mark.parametrize(("share", "steps", "last"), [(0.29, 100, 29), (0.57, 100, 57), (0.82, 50, 41), (0.5, 5, 2)])
+def test_the_late_switch_follows_the_share_that_was_written(
+    tmp_path: Path, share: float, steps: int, last: int
+) -> None:
+    """0.29 * 100 is below 29 in floating point."""
+    plan = schedule(config(tmp_path, steps=steps, switch_at=share, switch_to="bf16"))
+    assert plan.at(last, ()) is plan.start and plan.at(last + 1, ()) is plan.later
+    for other in range(1, 400):
+        plan = schedule(config(tmp_path, steps=400, switch_at=other / 400, switch_to="bf16"))
+        assert plan.switch_step == other
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"switch_to": "mxfp8"}, "switch_to 'mxfp8' does nothing alone; give switch_at"),
+        ({"switch_pass": "forward"}, "switch_pass 'forward' does nothing alone; give switch_at"),
+        ({"raise_to": "bf16"}, "raise_to 'bf16' does nothing alone; give a threshold"),
+        ({"switch_at": 0.5, "switch_to": "fp4"}, "switch_to: preset='fp4' is unknown"),
+        (
+            {"switch_at": 0.5, "preset": "tetrajet2", "switch_to": "fourbit", "switch_pass": "backward"},
+            "'keep', weight",
+        ),
+        ({"monitor_reference": Path("nowhere")}, "monitor_reference 'nowhere': log .* does not exist"),
+    ],
+)
+def test_a_run_that_cannot_be_meant_is_refused_before_anything_is_written(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(config(tmp_path / "run", **changes), ops)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_no_reference_of_itself(tmp_path: Path) -> None:
+    run = config(tmp_path / "run", steps=1, warmup=1)
+    train(run, ops)
+    with pytest.raises(ValueError, match=r"monitor_reference .* is this run's own folder"):
+        train(dataclasses.replace(run, monitor_reference=tmp_path / "x" / ".." / "run"), ops)
+
+
+@pytest.mark.parametrize("loss", ["NaN", '"2"', "true", "null"])
+def test_a_damaged_log_is_refused_by_name(tmp_path: Path, loss: str) -> None:
+    run = config(tmp_path / "run", steps=2, checkpoint_every=1)
+    train(run, ops)
+    log = run.out / "log.jsonl"
+    log.write_text(re.sub(r'"loss": [\d.]+', f'"loss": {loss}', log.read_text(), count=1))
+    with pytest.raises(ValueError, match=r"log .* is damaged at line 1: loss is .*, no number"):
+        train(run, ops)
+
+
+def test_a_layer_preset_gives_a_layer_what_that_recipe_gives_it(tmp_path: Path) -> None:
+    """Also where it depends on the place: the last sixth of `fourbit` is its `last`."""
+    plan = schedule(config(tmp_path, preset="bf16", layer_presets={0: "fourbit", DEPTH - 1: "fourbit"}))
+    fourbit_ = preset("fourbit")
+    assert (plan.start[0], plan.start[-1]) == (fourbit_.experts, fourbit_.last)
+    assert set(plan.start[1:-1]) == {preset("bf16").experts}

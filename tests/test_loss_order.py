@@ -311,3 +311,43 @@ def test_the_slope_of_the_chain_is_the_least_squares_line_of_each_seed():
     assert "), as claimed." in tables.finding(measured, CLAIMS)
     part = {loss: f.drop(chain[2]) for loss, f in measured.losses.items()}
     assert tables.chain_slope(tables.Measured(4, (0, 1, 2), part), CLAIMS, "training") is None
+
+
+def test_another_campaign_in_the_folder_is_refused_and_left_as_it_is(done: loss_order.OrderConfig) -> None:
+    """Its meta.json too, which a mistyped command that goes on with it must not write over."""
+    before = {path.name: path.read_bytes() for path in done.out.iterdir() if path.is_file()}
+    with pytest.raises(ValueError, match=r"holds a run with another configuration: steps \(8 there, 12 now\)"):
+        loss_order.order(replace(done, steps=12))
+    assert {path.name: path.read_bytes() for path in done.out.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.parametrize("change", [{"recipes": ("fourbit",)}, {"seeds": (1,)}, {"seeds": (1, 1)}])
+def test_tables_need_the_baseline_and_two_seeds(done: loss_order.OrderConfig, change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"recipes=.*, seeds=.*: tables need bf16, the baseline, and two or more"):
+        loss_order.order(replace(done, table=True, **change))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("meta.json", "{", r"meta\.json' is damaged, or of something else: it lacks JSON"),
+        ("meta.json", "[]", r"meta\.json' is damaged"),
+        ("meta.json", "{}", r"meta\.json' is damaged, .* it lacks command, recipes, seeds"),
+        ("losses.csv", "", r"losses .*losses\.csv' is damaged"),
+        ("losses.csv", "a,b\n1,2\n", r"losses .*its columns are a, b, not recipe, seed"),
+        ("losses.csv", "recipe,seed,step,loss,heldout_nats\nbf16,0,1,x,\n", r"losses .*could not convert .*'x'"),
+        ("losses.csv", "recipe,seed,step,loss,heldout_nats\nbf16,0,one,1,\n", r"losses .* is damaged"),
+        ("runs/bf16/0/config.json", "{", r"config\.json' is damaged"),
+        ("runs/bf16/0/meta.json", "{}", r"meta\.json' is damaged, .* it lacks corpus"),
+        ("runs/bf16/0/log.jsonl", '{"step": 1}\n', r"log\.jsonl' is damaged at line 1: loss is None, no number"),
+    ],
+)
+def test_damaged_files_are_refused_by_name(
+    done: loss_order.OrderConfig, tmp_path: Path, name: str, text: str, words: str
+) -> None:
+    shutil.copytree(done.out, tmp_path, dirs_exist_ok=True)
+    if name == "losses.csv":
+        shutil.rmtree(tmp_path / "runs")
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=words):
+        loss_order.order(replace(done, out=tmp_path, table=True))

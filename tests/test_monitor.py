@@ -280,6 +280,15 @@ def test_weights_that_rest_and_formats_that_change_count_nothing() -> None:
     assert observer.numbers() == dict(zip((f"4.weights.{name}" for name in names), (0.0, 0.0, 1.0), strict=True))
 
 
+def test_weights_that_a_switch_puts_in_bf16_have_no_window_left() -> None:
+    """The window of the steps before would be told as that of a later step, in which no weight has a code."""
+    observer, generator = Observer(), torch.Generator().manual_seed(3)
+    for fmt in (nm.MXFP4, nm.MXFP4, None):
+        w = torch.randn(2, 4, 32, generator=generator)
+        observer.weight(setting_of(Cast(fmt)), Role.W2, w, ops.quantize_tokens(w, Cast(fmt)))
+    assert observer.numbers() == {}
+
+
 def test_which_steps_are_due() -> None:
     parts = {step: due(step, 50, 120) for step in range(1, 121)}
     assert [step for step, part in parts.items() if part == "measured"] == [1, 50, 100]

@@ -88,7 +88,7 @@ def test_what_cannot_be_shown_is_one_sentence(run: Path, capsys: pytest.CaptureF
     assert "use a file that ends in .svg or .png" in capsys.readouterr().err
     assert fourbit.main(["monitor", str(run / "none")]) == 2
     assert "does not exist; name the folder of a run" in capsys.readouterr().err
-    (run / "log.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    (run / "log.jsonl").write_text('{"step": 1, "loss": 2.0, "grad_norm": 1.0}\n')
     assert fourbit.main(["monitor", str(run)]) == 2
     assert "was not observed; train it with monitor_every 1 or more" in capsys.readouterr().err
 
@@ -147,3 +147,13 @@ def test_the_cost_is_the_share_of_an_interval(capsys: pytest.CaptureFixture[str]
     for changes in ({"rounds": 0}, {"monitor_every": 0}):
         with pytest.raises(ValueError, match=f"{next(iter(changes))}=0: use 1 or more"):
             cost(CostConfig(**changes), ops)
+
+
+@pytest.mark.parametrize("seen", ["{}", "[1]", '{"zzz": 1}', '{"0.input.flush": "a"}', '{"0.input.flush": null}', "7"])
+def test_a_damaged_observation_is_refused_by_its_step(tmp_path: Path, seen: str) -> None:
+    (tmp_path / "log.jsonl").write_text(f'{{"step": 1, "loss": 2.0, "grad_norm": 1.0, "monitor": {seen}}}\n')
+    with pytest.raises(ValueError, match="what step 1 observed is damaged"):
+        monitor_plot.main([str(tmp_path)])
+    (tmp_path / "log.jsonl").write_text(f'{{"step": 1, "loss": 2.0, "monitor": {seen}}}\n')
+    with pytest.raises(ValueError, match="is damaged at line 1: grad_norm is None, no number"):
+        monitor_plot.main([str(tmp_path)])

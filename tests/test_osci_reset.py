@@ -204,7 +204,7 @@ def test_a_rule_that_ends_inside_a_window_drops_it_and_one_that_begins_waits():
 
 
 def test_a_switch_of_the_forward_takes_the_rule_along():
-    first, second = preset("fourbit").experts, preset("tetrajet2").experts
+    first, second = preset("quartet2").experts, preset("tetrajet2").experts
     assert switched(first, second, "forward").osci_reset == second.osci_reset
     assert switched(first, second, "backward").osci_reset is None
     assert switched(second, first, "backward").osci_reset == second.osci_reset

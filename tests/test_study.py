@@ -127,7 +127,7 @@ def test_threads_are_set_for_the_study_alone(tmp_path: Path) -> None:
 
 
 def test_an_unknown_study_is_told_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"study 'nonsense' is unknown; the known ones are requantization"):
+    with pytest.raises(ValueError, match=r"study 'nonsense' is unknown; the known ones are formats"):
         study.main(["run", "nonsense"])
 
 
@@ -135,7 +135,7 @@ def test_studies_are_listed_with_their_questions(capsys: pytest.CaptureFixture[s
     assert study.main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines == [f"{each.name}: {each.question}" for each in study.STUDIES.values()]
-    assert lines[0] == f"requantization: {requantization.STUDY.question}"
+    assert f"requantization: {requantization.STUDY.question}" in lines
     assert all(name == each.name and each.question.endswith("?") for name, each in study.STUDIES.items())
 
 

@@ -16,7 +16,13 @@ def measured(**inputs: object) -> pd.DataFrame:
     calls.append(inputs)
     values = np.random.default_rng(0).standard_normal(5) * 10.0 ** np.arange(-150, 150, 60)
     return pd.DataFrame(
-        {"value": values, "count": range(5), "name": ["", "a,b", 'x"y', "NA", "None"], "good": [True] * 5}
+        {
+            "value": values,
+            "count": range(5),
+            "absent": [1.5, np.nan] + [2.0] * 3,
+            "name": ["", "a,b", 'x"y', "NA", "None"],
+            "good": [True] * 5,
+        }
     )
 
 
