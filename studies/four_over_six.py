@@ -5,21 +5,22 @@ between two thirds of the maximum and the maximum badly. Mapped to 4 it has a le
 grid elsewhere; "Four Over Six" (arXiv 2512.02010) tries both per block and keeps the better. What is measured is in
 `four_over_six_data`, closed forms and the paper's worked block in `four_over_six_exact`.
 
-Intervals are Student's over seeds, 95 %. Numbers by crest factor are ratios of sums over all blocks of all seeds, where
-a source has enough blocks.
+Intervals are Student's over seeds, over matrices of trained data, 95 %. Numbers by crest factor are ratios of sums over
+all blocks of a source, where it has enough of them.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
-from . import cache
+from . import cache, real_data
 from . import four_over_six_data as data
 from . import four_over_six_exact as exact
 from . import four_over_six_plots as drawn
 from .four_over_six_data import CREST_EDGES, PRODUCTS, RULES, SIX, SOURCES, SQUARES
 from .four_over_six_tables import PAPER, SELECTIONS, Found, by_crest, precision_table, published, rules_table, summarize
-from .interval import listed
+from .interval import interval, listed
 from .progress import Progress
 from .result import Plate, Result, Study, Table
 
@@ -28,10 +29,11 @@ ALIKE = 0.05  # sources whose error saved differs by less follow one curve
 MEASURES = {SQUARES: "rel_mse", "4/6, magnitudes": "rel_mae", "4/6, largest error": "largest"}
 
 
-def measure(n: int, seeds: tuple[int, ...]) -> pd.DataFrame:
-    """All rows of `measure_seed` and `measure_product`, for matrices of n x n, factors of n / 2."""
+def measure(n: int, seeds: tuple[int, ...], trained: Sequence[str] = ()) -> pd.DataFrame:
+    """All rows of `measure_seed` and `measure_product`, for matrices of n x n, factors of n / 2; and of `trained` data,
+    kinds in `REAL`, those of `measure_real`."""
     parts = []
-    with Progress((len(SOURCES) + len(PAIRS)) * len(seeds), "four_over_six") as progress:
+    with Progress((len(SOURCES) + len(PAIRS)) * len(seeds) + len(trained), "four_over_six") as progress:
         for seed in seeds:
             for source in SOURCES:
                 parts.append(cache.part(data.measure_seed, source=source, seed=seed, n=n))
@@ -39,20 +41,25 @@ def measure(n: int, seeds: tuple[int, ...]) -> pd.DataFrame:
             for x, w in PAIRS:
                 parts.append(cache.part(data.measure_product, activations=x, weights=w, seed=seed, n=n // 2))
                 progress.advance(1, f"product of {x} and {w}, seed {seed}")
+        for kind in trained:
+            parts.append(cache.part(data.measure_real, kind=kind, identity=real_data.identity()))
+            progress.advance(1, kind)
     return pd.concat(parts, ignore_index=True)
 
 
 def find(rows: pd.DataFrame) -> str:
     """The finding, in words, from the measurements."""
-    found, count = summarize(rows), int(rows[rows.part == "rule"].n.iloc[0])
+    found, normal = summarize(rows), rows[(rows.source == "gaussian") & (rows.part == "rule")]
+    told = [_on_trained(rows, kind) for kind in data.REAL if (rows.source == kind).any()]
     return " ".join(
         [
             _on_levels(),
-            f"Intervals are 95 % over {rows.seed.nunique()} seeds of {count:,} numbers each.",
+            f"Intervals are 95 % over {normal.seed.nunique()} seeds of {int(normal.n.iloc[0]):,} numbers each.",
             _on_rules(found),
             _on_gap(found),
             _on_precision(found),
             _on_products(found),
+            *told,
             _on_crest(by_crest(rows)),
         ]
     )
@@ -135,6 +142,17 @@ def _more(found: Found, x: str, w: str) -> str:
     return f"The latter is saved {told}{'' if distinct else ', which the intervals do not tell apart'}."
 
 
+def _on_trained(rows: pd.DataFrame, kind: str) -> str:
+    part = rows[(rows.source == kind) & (rows.part == "rule")]
+    error = part[part.measure == "rel_mse"].pivot(index="seed", columns="case", values="value")
+    saved = interval((1 - error[SQUARES] / error[SIX]).tolist())
+    share = interval(part[(part.measure == "fours") & (part.case == SQUARES)].value.tolist())
+    return (
+        f"On {kind} ({len(error)} matrices, intervals over them) choosing saves {saved.text(1, 100)} % of the squared "
+        f"error; {share.text(1, 100)} % of blocks are mapped to 4."
+    )
+
+
 def _on_crest(crests: pd.DataFrame) -> str:
     low, high = crests["at"].min(), crests["at"].max()
     ends = {
@@ -176,9 +194,10 @@ def _range(at: float) -> str:
 def run(fast: bool) -> Result:
     """Measure, draw and conclude: 8 seeds of 2048 x 2048 numbers, or 5 of 512 x 512 when `fast`."""
     n, seeds = (512, tuple(range(5))) if fast else (2048, tuple(range(8)))
-    rows = measure(n, seeds)
+    reason = real_data.missing()
+    rows = measure(n, seeds, () if reason else tuple(data.REAL))
     found, crests = summarize(rows), by_crest(rows)
-    sources = list(SOURCES)
+    sources = [*SOURCES, *(() if reason else data.REAL)]
     errors = pd.DataFrame({s: {r: found["rule", s, r, "rel_mse"].mean for r in RULES} for s in sources})
     part = rows[(rows.part == "position") & (rows.source == "gaussian")]
     positions = part.pivot_table(index="at", columns="case", values="value") * 1e3
@@ -208,7 +227,7 @@ def run(fast: bool) -> Result:
         "worked", exact.worked(), f"Both candidates of some blocks, outer scale 1; the first is that of {PAPER}."
     )
     figure = drawn.where(positions)
-    tables = (rules_table(rows), published(rows), worked, precision_table(rows))
+    tables = (rules_table(rows, reason), published(rows), worked, precision_table(rows))
     return Result(rows, figure, caption, find(rows), seeds, summary, tables=tables, plates=(plate,))
 
 

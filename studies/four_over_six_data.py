@@ -8,8 +8,8 @@
     crest      error and share of 4 by the block's crest factor, max / rms
 
 A source makes a matrix from a seed and its side; outer scales are one a tensor. `channels` multiplies one of 64 columns
-by 16, as outliers of activations do; Laplace numbers are what trained weights are like (arXiv 2509.23202). A recorded
-tensor goes to `measure_tensor`, which makes nothing up.
+by 16, as outliers of activations do; Laplace numbers are what trained weights are like (arXiv 2509.23202). Trained
+tensors are those of `real_data`, one measurement a matrix.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import numerics as nm
+
+from . import real_data
 
 BLOCK, BINS = 16, 24
 CREST_EDGES = (1.0, 1.4, 1.6, 1.8, 2.0, 2.2, 2.4, 2.6, 2.8, 3.0, 3.25, 3.5, 4.0)
@@ -193,6 +195,21 @@ def measure_seed(source: str, seed: int, n: int) -> pd.DataFrame:
     """`measure_tensor` of n x n numbers from a source, with columns source, seed and n, the count of numbers."""
     x = SOURCES[source](torch.Generator().manual_seed(seed), n)
     return measure_tensor(x).assign(source=source, seed=seed, n=n * n)
+
+
+REAL = {"trained weights": real_data.weights, "trained activations": real_data.activations}
+
+
+def measure_real(kind: str, identity: str) -> pd.DataFrame:
+    """`measure_tensor` of every matrix of a kind in `REAL`; column seed counts them.
+
+    Args:
+        identity: which data these are, so that others are measured anew.
+    """
+    found = [
+        measure_tensor(matrix.values).assign(seed=i, n=matrix.values.numel()) for i, matrix in enumerate(REAL[kind]())
+    ]
+    return pd.concat(found, ignore_index=True).assign(source=kind)
 
 
 PRODUCTS = {

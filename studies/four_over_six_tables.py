@@ -122,8 +122,8 @@ NOTE_4 = "scales saturate at 448 near the tensor's maximum, in a share of blocks
 PRODUCTS_PUBLISHED = (18.04, 16.54, None, 15.06, 19.83)
 
 
-def rules_table(rows: pd.DataFrame) -> Table:
-    """Every rule on every source."""
+def rules_table(rows: pd.DataFrame, reason: str = "") -> Table:
+    """Every rule on every source. reason: why there are no trained data."""
     found, lines = summarize(rows), []
     for source in rows[rows.part == "rule"].source.unique():
         for rule in RULES:
@@ -141,8 +141,11 @@ def rules_table(rows: pd.DataFrame) -> Table:
         "largest of a block x 1e3",
         "mapped to 4, %",
     ]
-    caption = "Errors relative to energy, to magnitudes, and to the block's maximum; 95 % intervals over seeds."
-    return Table("rules", pd.DataFrame(lines, columns=names), caption)
+    caption = (
+        "Errors relative to energy, to magnitudes, and to the block's maximum; 95 % intervals over seeds or matrices."
+    )
+    absent = f" Trained data not measured: {reason}." if reason else ""
+    return Table("rules", pd.DataFrame(lines, columns=names), caption + absent)
 
 
 def precision_table(rows: pd.DataFrame) -> Table:
