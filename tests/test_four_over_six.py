@@ -15,6 +15,7 @@ from studies import four_over_six as study
 from studies import four_over_six_data as data
 from studies import four_over_six_exact as exact
 from studies import four_over_six_tables as tables
+from studies import real_data
 
 N = 256
 
@@ -118,6 +119,29 @@ def test_exact_scales_and_exact_values() -> None:
     assert data.exact_values(x, "6")[1, :2].tolist() == pytest.approx([6.0, -6.0], rel=1e-6)
     assert float(data.exact_values(x, "6")[0, 0]) == pytest.approx(7.0, rel=1e-6)
     assert torch.equal(data.exact_values(x, "4"), x.double())  # room for half as much again
+
+
+def test_trained_matrices(rows: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One measurement a matrix, whose rows need not fill a tile; the finding tells of the kinds that are there."""
+    g = torch.Generator().manual_seed(0)
+    matrices = [real_data.Matrix("weight", i, "up", torch.randn(24, 64, generator=g)) for i in range(3)]
+    monkeypatch.setitem(data.REAL, "trained weights", lambda: matrices)
+    found = data.measure_real("trained weights", "")
+    assert found.n.unique().tolist() == [24 * 64]
+    for i, matrix in enumerate(matrices):
+        alone = data.measure_tensor(matrix.values)
+        assert found[found.seed == i].value.tolist() == alone.value.tolist()
+    text = study.find(pd.concat([rows, found]))
+    gain = [
+        1
+        - cell(found[found.seed == i], "rule", "trained weights", "4/6, squares", "rel_mse")
+        / cell(found[found.seed == i], "rule", "trained weights", "6", "rel_mse")
+        for i in range(3)
+    ]
+    assert f"On trained weights (3 matrices, intervals over them) choosing saves {100 * np.mean(gain):.1f} ±" in text
+    assert "trained activations" not in text and "2 seeds of" in text
+    caption = tables.rules_table(rows, "no extra").caption
+    assert caption.endswith("Trained data not measured: no extra.")
 
 
 @pytest.mark.parametrize(("points", "expected"), [(6.0, 7 / 48), (4.0, 15 / 128), (None, 19 / 256)])
