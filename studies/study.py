@@ -44,6 +44,7 @@ from . import (
     dialects,
     format_error,
     formats,
+    four_over_six,
     hadamard,
     moe_timeline,
     outer_scale,
@@ -52,6 +53,7 @@ from . import (
     requantization,
     requantization_kinds,
     throughput,
+    transpose_mismatch,
 )
 from .progress import Progress
 from .result import Result, Study, markdown
@@ -61,8 +63,10 @@ STUDIES: dict[str, Study] = {
     for study in (
         formats.STUDY,
         format_error.STUDY,
+        transpose_mismatch.STUDY,
         requantization.STUDY,
         requantization_kinds.STUDY,
+        four_over_six.STUDY,
         hadamard.STUDY,
         combine.STUDY,
         outer_scale.STUDY,
