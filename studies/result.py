@@ -77,6 +77,7 @@ class Study:
         run: measures; its argument asks for the fast version, which is smaller but complete.
         threads: of torch while it runs, because the order of FP32 sums depends on them. Studies of small tensors are
             fastest on one: with more, each of many small operations waits for a thread that another program may hold.
+        alone: whether it times something, so that nothing else may run beside it.
     """
 
     name: str
@@ -84,3 +85,4 @@ class Study:
     question: str
     run: Callable[[bool], Result]
     threads: int = 1
+    alone: bool = False

@@ -196,21 +196,24 @@ def _report(fast: bool = False, out: Path = OUT, workers: int = 2) -> None:
 
 
 def run_together(names: Sequence[str], out: Path, fast: bool, workers: int) -> None:
-    """Run several studies in processes of their own, with one progress bar.
+    """Run several studies in processes of their own, with one progress bar; those that must run alone come last.
 
     Raises: as `run_study`, for the first that fails; those that are finished are kept, others are not begun.
     """
     # a new interpreter: a forked one would inherit torch's thread pool without its threads
     context = multiprocessing.get_context("spawn")
-    with Progress(len(names), "studies") as progress, ProcessPoolExecutor(workers, context) as pool:
-        futures = {pool.submit(_run_one, name, out, fast): name for name in names}
-        try:
-            for future in as_completed(futures):
-                future.result()
-                progress.advance(1, futures[future])
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    shared, alone = ([name for name in names if find(name).alone is kind] for kind in (False, True))
+    with Progress(len(names), "studies") as progress:
+        for batch, count in ((shared, workers), (alone, 1)):
+            with ProcessPoolExecutor(count, context) as pool:
+                futures = {pool.submit(_run_one, name, out, fast): name for name in batch}
+                try:
+                    for future in as_completed(futures):
+                        future.result()
+                        progress.advance(1, futures[future])
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
 
 
 def _run_one(name: str, out: Path, fast: bool) -> None:

@@ -270,4 +270,5 @@ STUDY = Study(
     question="What share of a copy's memory bandwidth do the emulation's operations use, and does memory or arithmetic "
     "limit them?",
     run=run,
+    alone=True,
 )
