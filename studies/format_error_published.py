@@ -4,13 +4,12 @@ import pandas as pd
 
 import numerics as nm
 
-from . import published
+from . import interval
 from .format_error_theory import PAIRS, Pair, ceiling, closed_crossover
 from .interval import Interval
-from .published import Claim
+from .published import RECOMPUTED, compared, table
 from .result import Table
 
-RECOMPUTED = "independent recomputation in numpy"
 QUARTET, INT_FP = "arXiv 2601.22813, table 1", "arXiv 2510.25602, section 3"
 
 # relMSE x 1e-3, recomputed with 4 M values; Laplace values are of scale 1
@@ -77,42 +76,42 @@ _LARGEST = (
 
 def claims(rows: pd.DataFrame) -> Table:
     """The table of published numbers beside ours, means over seeds with 95 % intervals."""
-    pairs: list[tuple[Claim, float | Interval]] = []
-    for kind, known in (("gaussian", GAUSSIAN), ("laplace", LAPLACE), ("uniform", UNIFORM)):
-        for name, value in known.items():
-            why = _DRAWS if name == "4/6 SR" else ""
-            claim = Claim(
-                f"relMSE x 1e-3 of {name} on {kind} data", value, "", RECOMPUTED, TOLERANCE[kind], explanation=why
-            )
-            pairs.append((claim, over(rows, kind, name, "rel_mse", 1e3)))
-    for name, value in QUARTET_TABLE.items():
-        why = _DRAWS if name == "4/6 SR" else ""
-        claim = Claim(f"relMSE x 1e-3 of {name} on gaussian data", value, "", QUARTET, 0.01, 0.05, why)
-        pairs.append((claim, over(rows, "gaussian", name, "rel_mse", 1e3)))
+
+    def error(kind: str, name: str, value: float, source: str, relative: float, absolute: float) -> dict[str, str]:
+        ours, why = over(rows, kind, name, "rel_mse", 1e3), _DRAWS if name == "4/6 SR" else ""
+        quantity = f"relMSE x 1e-3 of {name} on {kind} data"
+        return compared(quantity, ours, value, source, relative=relative, absolute=absolute, explanation=why)
+
+    known = {"gaussian": GAUSSIAN, "laplace": LAPLACE, "uniform": UNIFORM}
+    found = [
+        error(kind, name, value, RECOMPUTED, TOLERANCE[kind], 0.0)
+        for kind, values in known.items()
+        for name, value in values.items()
+    ]
+    found += [error("gaussian", name, value, QUARTET, 0.01, 0.05) for name, value in QUARTET_TABLE.items()]
     for name, value in BIAS.items():
-        digit = 0.5 * 10.0 ** -len(str(value).split(".")[1])
-        claim = Claim(f"bias of {name} on gaussian data", value, "", RECOMPUTED, 0.03, digit)
-        pairs.append((claim, over(rows, "gaussian", name, "bias")))
+        ours, digit = over(rows, "gaussian", name, "bias"), 0.5 * 10.0 ** -len(str(value).split(".")[1])
+        quantity = f"bias of {name} on gaussian data"
+        found.append(compared(quantity, ours, value, RECOMPUTED, relative=0.03, absolute=digit))
     for size, value in CREST.items():
-        claim = Claim(f"crest factor of {size} gaussian values", value, "", RECOMPUTED, 0.002)
-        pairs.append((claim, over(rows, "gaussian", "NVFP4", f"crest {size}")))
-    pairs.append((Claim("ceiling of E4M3", 31.86, "dB", INT_FP, absolute=0.005), ceiling(nm.E4M3)))
-    pairs += [_crossover(pair) for pair in PAIRS]
-    return published.table(pairs)
+        ours = over(rows, "gaussian", "NVFP4", f"crest {size}")
+        found.append(compared(f"crest factor of {size} gaussian values", ours, value, RECOMPUTED, relative=0.002))
+    found.append(compared("ceiling of E4M3, dB", ceiling(nm.E4M3), 31.86, INT_FP, absolute=0.005))
+    return table([*found, *map(_crossover, PAIRS)])
 
 
-def _crossover(pair: Pair) -> tuple[Claim, float]:
-    ours, without = closed_crossover(pair), closed_crossover(pair, credit=False)
+def _crossover(pair: Pair) -> dict[str, str]:
+    ours, without, digit = closed_crossover(pair), closed_crossover(pair, credit=False), 0.01
     why = (
         "how w and p follow from the crest is not said; here values are normal. Without the integer's credit "
         f"10 log10(g / (g - 1)) the forms cross at {without:.2f}"
     )
-    return Claim(
-        f"closed-form crossover of {pair.name}", pair.published, "", INT_FP, absolute=0.01, explanation=why
-    ), ours
+    why = why if abs(ours - pair.published) > digit else ""
+    quantity = f"closed-form crossover of {pair.name}"
+    return compared(quantity, ours, pair.published, INT_FP, absolute=digit, explanation=why)
 
 
 def over(rows: pd.DataFrame, kind: str, name: str, what: str, factor: float = 1.0) -> Interval:
     """A number's interval over the seeds, or tensors, of one kind of data."""
     part = rows[(rows.data == kind) & (rows.format == name)]
-    return published.over([factor * value for value in part[what].tolist()])
+    return interval.over([factor * value for value in part[what].tolist()])

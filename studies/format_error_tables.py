@@ -8,11 +8,11 @@ import torch
 
 import numerics as nm
 
-from . import format_error_crest, published
+from . import format_error_crest
 from .format_error_cases import FORMS, KINDS, REAL, REST, VARIANTS
 from .format_error_published import LLAMA, over
 from .format_error_theory import PAIRS, RHO, closed_crossover, closed_form
-from .interval import interval, listed
+from .interval import interval, listed, stated
 from .result import Table
 
 NOT = "not measured"
@@ -32,7 +32,7 @@ def table_of(rows: pd.DataFrame, what: str, digits: int, factor: float, caption:
 def _cell(rows: pd.DataFrame, kind: str, name: str, what: str, digits: int, factor: float) -> str:
     if not ((rows.data == kind) & (rows.format == name)).any():
         return NOT
-    return published.stated(over(rows, kind, name, what, factor), digits)
+    return stated(over(rows, kind, name, what, factor), digits)
 
 
 def forms(rows: pd.DataFrame) -> pd.DataFrame:
@@ -70,7 +70,7 @@ def crossings(crest: pd.DataFrame) -> pd.DataFrame:
                 "closed form": round(closed_crossover(pair), 3),
                 "with the steps there are": round(closed_crossover(pair, fine=True), 3),
                 "measured": _crossed(found),
-                "integers again from": published.stated(interval(back)) if all(map(math.isfinite, back)) else "",
+                "integers again from": stated(interval(back)) if all(map(math.isfinite, back)) else "",
                 "largest possible crest": round(math.sqrt(size), 3),
             }
         )

@@ -28,9 +28,9 @@ import numerics as nm
 from . import cache, formats_draw, published
 from .formats_draw import ELEMENTS
 from .formats_grids import BLOCKS, OUTERS, grid, magnitudes, of_blocks, of_elements, reach
-from .interval import Interval, interval, listed
+from .interval import Interval, interval, listed, stated
 from .progress import Progress
-from .published import Claim, stated
+from .published import compared
 from .result import Plate, Result, Study, Table
 
 RANKED = ("NVFP4", "NVFP4_46", "MXFP8")
@@ -76,32 +76,33 @@ def claims(rows: pd.DataFrame) -> Table:
         "Thinking Machines Lab, End-to-End 4-Bit Training (2026)",
         "OCP Microscaling Formats v1.0, section 5",
     )
-    pairs: list[tuple[Claim, float]] = []
+    nvidia = "arXiv 2509.25149, section 2"
+    found = []
     for outer, low, high in ((1.0, -10, 2688.0), (2.0, -9, 5376.0), (0.5, -11, 1344.0)):
-        found = magnitudes(nm.NVFP4, outer)
-        with_outer = f"NVFP4, outer scale {outer:g}"
-        pairs.append((Claim(f"{with_outer}, smallest magnitude", 2.0**low, "", article), float(found[0])))
-        pairs.append((Claim(f"{with_outer}, largest magnitude", high, "", article), float(found[-1])))
+        each = magnitudes(nm.NVFP4, outer)
+        for what, at, value in (("smallest", 0, 2.0**low), ("largest", -1, high)):
+            quantity = f"NVFP4, outer scale {outer:g}, {what} magnitude"
+            found.append(compared(quantity, float(each[at]), value, article))
     fewer = nm.BF16.bits / nm.NVFP4.bits_per_value
     gaps = grid(nm.E2M1).value.to_numpy()
+    second = float(100 * gaps[-2] / gaps[-1])
     e4m3 = grid(nm.E4M3)
     middle = 1 + e4m3[e4m3.normal].spacing.max() / 2  # the most that a normal scale is rounded down from
-    pairs += [
-        (Claim("NVFP4, bits per value", 4.5, "", "arXiv 2509.25149, section 2"), nm.NVFP4.bits_per_value),
-        (Claim("S2F6 with one scale per 32, bits per value", 8.25, "", article), nm.MXS2F6.bits_per_value),
-        (Claim("MXFP8, bits per value", 8.25, "", spec), nm.MXFP8.bits_per_value),
-        (Claim("BF16 bits over NVFP4 bits", 3.6, "", article, absolute=0.05), fewer),
-        (Claim("S2F6, least value", -2.0, "", article), nm.S2F6.min),
-        (Claim("S2F6, largest value", 127 / 64, "", article), nm.S2F6.max),
-        (Claim("E4M3, largest value", 448.0, "", spec), nm.E4M3.max),
-        (Claim("E2M1, largest value", 6.0, "", spec), nm.E2M1.max),
-        (Claim("E2M1, second largest over largest", 66.7, "%", "arXiv 2512.02010, section 3", absolute=0.05),
-         float(100 * gaps[-2] / gaps[-1])),
-        (Claim("E4M3, worst rounding down of a normal value", 16 / 17, "", "arXiv 2601.22813, section 3"), 1 / middle),
-        (Claim("share of values that are the largest of 16", 6.25, "%", "arXiv 2509.25149, section 2"),
-         100 * share_of_first(rows)),
-    ]  # fmt: skip
-    return published.table(pairs, "What others say of the formats, beside what every code gives.")
+    worst, first = "E4M3, worst rounding down of a normal value", "share of values that are the largest of 16, %"
+    found += [
+        compared("NVFP4, bits per value", nm.NVFP4.bits_per_value, 4.5, nvidia),
+        compared("S2F6 with one scale per 32, bits per value", nm.MXS2F6.bits_per_value, 8.25, article),
+        compared("MXFP8, bits per value", nm.MXFP8.bits_per_value, 8.25, spec),
+        compared("BF16 bits over NVFP4 bits", fewer, 3.6, article, absolute=0.05),
+        compared("S2F6, least value", nm.S2F6.min, -2.0, article),
+        compared("S2F6, largest value", nm.S2F6.max, 127 / 64, article),
+        compared("E4M3, largest value", nm.E4M3.max, 448.0, spec),
+        compared("E2M1, largest value", nm.E2M1.max, 6.0, spec),
+        compared("E2M1, second largest over largest, %", second, 66.7, "arXiv 2512.02010, section 3", absolute=0.05),
+        compared(worst, 1 / middle, 16 / 17, "arXiv 2601.22813, section 3"),
+        compared(first, 100 * share_of_first(rows), 6.25, nvidia),
+    ]
+    return published.table(found, "What others say of the formats, beside what every code gives:")
 
 
 def find(rows: pd.DataFrame, table: Table) -> str:

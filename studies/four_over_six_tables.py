@@ -5,7 +5,7 @@ import pandas as pd
 from . import four_over_six_exact as exact
 from .four_over_six_data import BINS, CREST_EDGES, PRODUCTS, RULES, SIX, SQUARES
 from .interval import Interval, interval
-from .known import RECOMPUTED, compared, table
+from .published import RECOMPUTED, compared, table
 from .result import Table
 
 PAPER = "arXiv 2512.02010"
@@ -52,70 +52,63 @@ def published(rows: pd.DataFrame) -> Table:
     """Published numbers beside ours."""
     found = summarize(rows)
 
-    def ours(part: str, source: str, case: str, measure: str, factor: float) -> Interval:
-        value = found[part, source, case, measure]
-        return Interval(value.mean * factor, value.half * factor)
-
     def error(source: str, rule: str, value: float, tolerance: float = 0.01, note: str = "") -> dict[str, str]:
+        ours = found["rule", source, rule, "rel_mse"].times(1e3)
         name = f"relMSE x 1e3, {source}, {rule}"
-        return compared(name, ours("rule", source, rule, "rel_mse", 1e3), value, tolerance, RECOMPUTED, note)
+        return compared(name, ours, value, RECOMPUTED, relative=tolerance, explanation=note)
 
     def share(source: str, rule: str, value: float | tuple[float, float]) -> dict[str, str]:
-        name = f"blocks mapped to 4 in %, {source}, {rule}"
-        return compared(name, ours("rule", source, rule, "fours", 100), value, 0.01, RECOMPUTED, digits=1)
+        ours = found["rule", source, rule, "fours"].times(100)
+        return compared(f"blocks mapped to 4 in %, {source}, {rule}", ours, value, RECOMPUTED, relative=0.01)
 
     def product(case: str, value: float) -> dict[str, str]:
-        mine = ours("product", "gaussian x gaussian", case, "rel_mse", 1e3)
-        return compared(f"relMSE x 1e3 of a product, 4/6 for {case}", mine, value, 0.03, RECOMPUTED, digits=2)
+        ours = found["product", "gaussian x gaussian", case, "rel_mse"].times(1e3)
+        return compared(f"relMSE x 1e3 of a product, 4/6 for {case}", ours, value, RECOMPUTED, relative=0.03)
 
+    return table(
+        [
+            *_exactly(),
+            error("gaussian", SIX, 9.050),
+            error("gaussian", "4", 9.642, note=NOTE_4),
+            *(error("gaussian", rule, v) for rule, v in zip(SELECTIONS, (7.562, 7.796, 7.989), strict=True)),
+            error("gaussian", "4/6, scales up to 448", 7.567),
+            *(error("gaussian", f"{m}, 16x16", v) for m, v in (("6", 12.389), ("4/6", 12.373))),
+            error("laplace", SIX, 8.586, 0.03),
+            error("laplace", SQUARES, 7.591, 0.03),
+            error("uniform", SQUARES, 7.62),
+            error("uniform", "4/6, scales up to 448", 10.03),
+            share("gaussian", SQUARES, (45.2, 45.4)),
+            *(share("gaussian", rule, v) for rule, v in zip(SELECTIONS[1:], (33.8, 60.1), strict=True)),
+            share("laplace", SQUARES, 33.8),
+            *(product(case, v) for case, v in zip(PRODUCTS, PRODUCTS_PUBLISHED, strict=True) if v),
+        ]
+    )
+
+
+def _exactly() -> list[dict[str, str]]:
+    """What takes no sample."""
     block = exact.candidates(exact.TABLE).mse.tolist()
     printed = "the paper's 13.4 % is 26 for 30, which is 4 / 30"
-    lines = [
-        compared("MSE of block 10, 20, 30, 40, mapped to 6", block[0], 4.33, 0.001, f"{PAPER}, table 1", digits=3),
-        compared("the same, mapped to 4", block[1], 0.0, 0, f"{PAPER}, table 2"),
-        compared("error of its 30 in %", 100 * (30 - 26) / 30, 13.4, 0.001, PAPER, printed, digits=2),
-        compared("lower end of the gap, % of maximum", 100 * exact.levels(6.0)[-2] / 6, 66.6, 0.002, PAPER, digits=1),
+    six, four = exact.levels(6.0), exact.levels(4.0)
+    squares = {"mapped to 6": (six, 0.14583), "mapped to 4": (four, 0.11719)}
+    squares["the nearer for each value"] = (exact.both(), 0.07422)
+    return [
+        compared("MSE of block 10, 20, 30, 40, mapped to 6", block[0], 4.33, f"{PAPER}, table 1", relative=0.001),
+        compared("the same, mapped to 4", block[1], 0.0, f"{PAPER}, table 2"),
+        compared("error of its 30 in %", 100 * (30 - 26) / 30, 13.4, PAPER, relative=0.001, explanation=printed),
+        compared("lower end of the gap, % of maximum", 100 * six[-2] / 6, 66.6, PAPER, relative=0.002),
         *(
             compared(
-                f"MSE of a value uniform in [0, 6], {name}",
-                float(exact.mean_square(points)),
-                value,
-                1e-4,
-                RECOMPUTED,
-                digits=5,
+                f"MSE of a value uniform in [0, 6], {name}", float(exact.mean_square(points)), value, RECOMPUTED,
+                relative=1e-4,
             )
-            for name, points, value in (
-                ("mapped to 6", exact.levels(6.0), 0.14583),
-                ("mapped to 4", exact.levels(4.0), 0.11719),
-                ("the nearer for each value", exact.both(), 0.07422),
-            )
+            for name, (points, value) in squares.items()
         ),
         *(
-            compared(
-                f"largest error of such a value, mapped to {m}",
-                float(exact.largest_error(exact.levels(m))),
-                v,
-                0,
-                RECOMPUTED,
-                digits=2,
-            )
-            for m, v in ((6, 1.0), (4, 0.75))
+            compared(f"largest error of such a value, mapped to {m}", float(exact.largest_error(points)), v, RECOMPUTED)
+            for m, points, v in ((6, six, 1.0), (4, four, 0.75))
         ),
-        error("gaussian", SIX, 9.050),
-        error("gaussian", "4", 9.642, note=NOTE_4),
-        *(error("gaussian", rule, v) for rule, v in zip(SELECTIONS, (7.562, 7.796, 7.989), strict=True)),
-        error("gaussian", "4/6, scales up to 448", 7.567),
-        *(error("gaussian", f"{m}, 16x16", v) for m, v in (("6", 12.389), ("4/6", 12.373))),
-        error("laplace", SIX, 8.586, 0.03),
-        error("laplace", SQUARES, 7.591, 0.03),
-        error("uniform", SQUARES, 7.62),
-        error("uniform", "4/6, scales up to 448", 10.03),
-        share("gaussian", SQUARES, (45.2, 45.4)),
-        *(share("gaussian", rule, v) for rule, v in zip(SELECTIONS[1:], (33.8, 60.1), strict=True)),
-        share("laplace", SQUARES, 33.8),
-        *(product(case, v) for case, v in zip(PRODUCTS, PRODUCTS_PUBLISHED, strict=True) if v),
-    ]
-    return table(lines)
+    ]  # fmt: skip
 
 
 NOTE_4 = "scales saturate at 448 near the tensor's maximum, in a share of blocks that depends on how large that is"

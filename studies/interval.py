@@ -21,6 +21,10 @@ class Interval:
         """Whether `value` lies inside."""
         return abs(value - self.mean) <= self.half
 
+    def times(self, factor: float) -> "Interval":
+        """Both numbers in another unit."""
+        return Interval(self.mean * factor, self.half * factor)
+
     def text(self, digits: int, factor: float = 1.0) -> str:
         """`mean ± half`, both times `factor`, with `digits` decimals."""
         mean = round(self.mean * factor, digits) + 0.0  # never "-0"
@@ -49,3 +53,15 @@ def listed(words: Iterable[str]) -> str:
     """`a`, `a and b`, or `a, b and c`."""
     *first, last = words
     return " and ".join(filter(None, [", ".join(first), last]))
+
+
+def over(values: Sequence[float]) -> Interval:
+    """The interval over seeds, or the value alone without spread where there is only one."""
+    return interval(values) if len(values) > 1 else Interval(float(values[0]), 0.0)
+
+
+def stated(found: Interval, digits: int = 2) -> str:
+    """`mean ± half` with `digits` decimals, more where the half-width would read as zero."""
+    while digits < 6 and 0 < round(found.half, 6) and round(found.half, digits) == 0:
+        digits += 1
+    return found.text(digits)

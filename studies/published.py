@@ -1,96 +1,121 @@
-"""Published numbers beside ours: a `Claim` says what is compared and how closely, `table` makes the table of them."""
+"""Published numbers beside ours, the table "published" of a study.
+
+    row = compared("relMSE of NVFP4, x 1e-3", ours, 9.050, "arXiv 2601.22813, table 1", relative=0.01)
+    table([row, ...])
+
+Ours agrees when its distance to the published number, or to the nearer end of a published range, is at most
+relative * |published| + absolute + the half-width of our interval. What differs says why, or that nobody explained it.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
-from .interval import Interval, interval, listed
+from .interval import Interval, listed, over
 from .result import Table
+
+COLUMNS = ("quantity", "ours", "published", "difference", "tolerance", "verdict", "source", "explanation")
+RECOMPUTED = "independent recomputation in numpy"
+Range = tuple[float, float]
+
+
+def compared(
+    quantity: str,
+    ours: float | Interval | Range,
+    published: float | Range,
+    source: str,
+    *,
+    relative: float = 0.0,
+    absolute: float = 0.0,
+    explanation: str = "",
+) -> dict[str, str]:
+    """One row.
+
+    Args:
+        quantity: what it is, with its unit.
+        ours: a number, a mean with its interval, or the ends of a range, in that unit.
+        published: a number, or the ends of a range.
+        source: paper and section.
+        relative, absolute: how far the two may lie apart, the sum of both; neither: not at all.
+        explanation: why they differ, or may; shown whatever the verdict.
+    """
+    (low, high), (least, most) = _ends(ours), _ends(published)
+    nearest = most if low > most else least
+    off = low - most if low > most else high - least if high < least else 0.0
+    half = ours.half if isinstance(ours, Interval) else 0.0
+    verdict = "agrees" if abs(off) <= relative * abs(nearest) + absolute + half else "differs"
+    allowed = [f"{100 * relative:g} %"] * (relative > 0) + [f"{absolute:g}"] * (absolute > 0)
+    part = f"{100 * off / nearest:+.2f} %" if nearest and not (absolute and not relative) else f"{off:+.2g}"
+    return {
+        "quantity": quantity,
+        "ours": _text(ours),
+        "published": _text(published),
+        "difference": part if off else "none",
+        "tolerance": " + ".join(allowed) or "equal",
+        "verdict": verdict,
+        "source": source,
+        "explanation": explanation or ("not explained" if verdict == "differs" else ""),
+    }
+
+
+def table(rows: Iterable[dict[str, str]], caption: str = "Published numbers beside ours:") -> Table:
+    """The table of `compared` rows; its caption ends with how many agree."""
+    frame = pd.DataFrame(list(rows), columns=list(COLUMNS))
+    return Table("published", frame, f"{caption} {_count(frame)}.")
+
+
+def agreement(frame: pd.DataFrame) -> str:
+    """How many of the table's numbers agree, and which do not: a sentence."""
+    names = list(dict.fromkeys(frame[frame.verdict == "differs"].quantity))  # a quantity may have two sources
+    return _count(frame) + (f"; {listed(names)} {'does' if len(names) == 1 else 'do'} not." if names else ".")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One published number.
-
-    Attributes:
-        quantity: what it is. value: as published. unit: behind both numbers, may be empty.
-        source: paper and section.
-        relative, absolute: how far ours may lie from it, the sum of both; neither: equal.
-        explanation: why the two differ; shown only if they do.
-    """
+    """A published number, or range, of `column` in the rows of the frame `part` that `where` picks, times `factor`."""
 
     quantity: str
-    value: float
-    unit: str
+    part: str
+    where: Mapping[str, Any]
+    column: str
+    published: float | Range
     source: str
-    relative: float = 0.0
-    absolute: float = 0.0
+    factor: float = 1e3
     explanation: str = ""
 
-    def tolerance(self) -> float:
-        """The largest difference that agrees."""
-        return self.relative * abs(self.value) + self.absolute
 
-    def verdict(self, ours: float, half: float = 0.0) -> str:
-        """Whether ours, known to `half`, agrees."""
-        return "agrees" if abs(ours - self.value) <= self.tolerance() + half else "differs"
-
-
-def table(claims: Sequence[tuple[Claim, float | Interval]], caption: str = "") -> Table:
-    """The table "published": each claim with our number, its interval counting as tolerance."""
+def claimed(frames: Mapping[str, pd.DataFrame], claims: Iterable[Claim], relative: float) -> Table:
+    """The table of claims, all with one tolerance, beside means over the seeds in `frames`."""
     rows = []
-    for claim, found in claims:
-        ours, half = (found.mean, found.half) if isinstance(found, Interval) else (found, 0.0)
-        verdict = claim.verdict(ours, half)
-        unit = f" {claim.unit}" if claim.unit else ""
-        off = (ours / claim.value - 1) if claim.value else math.nan
-        rows.append(
-            {
-                "quantity": claim.quantity,
-                "ours": f"{_number(ours)}{unit}" + (f" ± {half:.1g}" if half else ""),
-                "published": f"{_number(claim.value)}{unit}",
-                "difference": "none"
-                if ours == claim.value
-                else f"{100 * off:+.2f} %"
-                if claim.value
-                else f"{ours:+.2g}",
-                "tolerance": _allowed(claim),
-                "verdict": verdict,
-                "source": claim.source,
-                "explanation": claim.explanation if verdict == "differs" else "",
-            }
-        )
-    frame = pd.DataFrame(rows)
-    return Table("published", frame, f"{caption} {agreement(frame)}".strip())
+    for each in claims:
+        part = frames[each.part]
+        for name, value in each.where.items():
+            part = part[part[name] == value]
+        ours = over((part[each.column] * each.factor).tolist())
+        row = (each.quantity, ours, each.published, each.source)
+        rows.append(compared(*row, relative=relative, explanation=each.explanation))
+    return table(rows)
 
 
-def agreement(frame: pd.DataFrame) -> str:
-    """How many of the table's numbers agree, and which do not."""
-    off = frame[frame.verdict == "differs"].quantity
-    told = f"{len(frame) - len(off)} of {len(frame)} published numbers agree"
-    names = list(dict.fromkeys(off))  # a quantity may have two sources
-    return told + (f"; {listed(names)} {'does' if len(names) == 1 else 'do'} not." if names else ".")
+def _count(frame: pd.DataFrame) -> str:
+    return f"{(frame.verdict == 'agrees').sum()} of {len(frame)} published numbers agree"
 
 
-def over(values: Sequence[float]) -> Interval:
-    """The interval over seeds, or the value alone without spread where there is only one."""
-    return interval(values) if len(values) > 1 else Interval(float(values[0]), 0.0)
+def _ends(value: float | Interval | Range) -> Range:
+    mean = value.mean if isinstance(value, Interval) else value
+    return mean if isinstance(mean, tuple) else (mean, mean)
 
 
-def stated(found: Interval, digits: int = 2) -> str:
-    """`mean ± half` with `digits` decimals, more where the half-width would read as zero."""
-    while digits < 6 and 0 < round(found.half, 6) and round(found.half, digits) == 0:
-        digits += 1
-    return found.text(digits)
+def _text(value: float | Interval | Range) -> str:
+    """A number; a range; or an interval to the second digit of its half-width."""
+    if isinstance(value, Interval) and value.half:
+        return value.text(max(0, 1 - math.floor(math.log10(value.half))))
+    return " to ".join(dict.fromkeys(map(_number, _ends(value))))
 
 
 def _number(value: float) -> str:
     fraction, exponent = math.frexp(value)
-    return f"2^{exponent - 1}" if fraction == 0.5 and abs(exponent - 1) >= 4 else f"{value:.6g}"
-
-
-def _allowed(claim: Claim) -> str:
-    parts = [f"{100 * claim.relative:g} %"] * (claim.relative > 0) + [f"{claim.absolute:g}"] * (claim.absolute > 0)
-    return " + ".join(parts) or "equal"
+    return f"2^{exponent - 1}" if fraction == 0.5 and exponent < -3 else f"{value:.6g}"

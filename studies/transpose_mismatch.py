@@ -22,8 +22,8 @@ from . import cache
 from . import transpose_mismatch_block as small
 from . import transpose_mismatch_plots as drawn
 from .interval import Interval, interval, listed
-from .known import RECOMPUTED, compared, table
 from .progress import Progress
+from .published import RECOMPUTED, compared, table
 from .result import Plate, Result, Study, Table
 from .transpose_mismatch_data import CASES, CHANNELS, SCATTERED, SIZES, measure_seed
 
@@ -75,7 +75,8 @@ def find(rows: pd.DataFrame, reaches: pd.DataFrame, losses: dict[str, float]) ->
 def _on_normal(found: Found, n: int, seeds: int) -> str:
     plain = {name: found[SCATTERED, 1.0, name] for name in ONE_D}
     nv, ratio = plain[PLAIN], plain[PLAIN]["ratio"]
-    like = "nearly as two independent roundings would" if abs(ratio.mean - 1) <= 0.1 else "not as independent ones"
+    independent = "nearly as two independent roundings would, which no source we know states"
+    like = independent if abs(ratio.mean - 1) <= 0.1 else "not as independent ones"
     shares = [f"{name} differs in {plain[name]['differ'].text(3, 100)} %" for name in ONE_D[1:]]
     powers, others = ("MXFP4 1x32", "MXFP8 1x32"), (PLAIN, "FP8 1x128")
     rarer = max(plain[name]["differ"].mean for name in powers) < min(plain[name]["differ"].mean for name in others)
@@ -128,8 +129,7 @@ def _on_reach(reaches: pd.DataFrame, losses: dict[str, float]) -> str:
     gain = losses["four-over-six"] / losses["candidate 6"]
     lives = (
         f" Four-over-six keeps a block alive to {gain:g} times the ratio at which its candidate 6 loses the scale, "
-        f"{losses['four-over-six']:,.0f} against {losses['candidate 6']:,.0f}; no source we know states this, nor the "
-        "ratio of mismatch to errors."
+        f"{losses['four-over-six']:,.0f} against {losses['candidate 6']:,.0f}."
     )
     return (
         f"A value is lost below one part in {listed(told)} of its block's maximum, and a block below one part in "
@@ -141,50 +141,43 @@ def published(rows: pd.DataFrame, becomes: pd.DataFrame, losses: dict[str, float
     """Published numbers beside ours."""
     found = summarize(rows)
     normal = {name: found[SCATTERED, 1.0, name] for name in CASES}
-    thousand = {
-        name: {key: Interval(v.mean * 1e3, v.half * 1e3) for key, v in each.items()} for name, each in normal.items()
-    }
-    share = {name: Interval(100 * each["differ"].mean, 100 * each["differ"].half) for name, each in normal.items()}
-    mixed, token = "4/6 per token, plain columns", "NVFP4 1x16, outer per token"
+    thousand = {name: {key: v.times(1e3) for key, v in each.items()} for name, each in normal.items()}
+    share = {name: each["differ"].times(100) for name, each in normal.items()}
+    mixed, token, both = "4/6 per token, plain columns", "NVFP4 1x16, outer per token", "NVFP4 1x16, 4/6"
     also = (
         f"with one outer scale per token on both sides it is {thousand[token]['mismatch'].text(2)} in "
-        f"{share[token].text(1)} %, with 4/6 on both {thousand['NVFP4 1x16, 4/6']['mismatch'].text(2)}"
+        f"{share[token].text(1)} %, with 4/6 on both {thousand[both]['mismatch'].text(2)}"
     )
     most = becomes.set_index("block maximum").loc[64.0]
-    figure = [
-        compared(f"transpose figure: what {v} becomes beside 64", float(most[f"{v} becomes"]), to, 0, TML, digits=1)
-        for v, to in ((1, 0.0), (4, 5.5), (16, 16.5))
-    ]
     kinds = ((PLAIN, 9.050, "; arXiv 2601.22813, table 1: 9.0"), (TILE, 12.389, "; arXiv 2601.22813, table 1: 12.4"))
     kinds += (("MXFP4 1x32", 13.32, ""), ("MXFP8 1x32", 0.7036, ""))
     candidate = "a block whose candidate 6 has scale 0 still has candidate 4, with a scale 1.5 times as large"
     free = "values below the normal range of the coarser of the two scales differ"
+    abstract, same = "arXiv 2511.02302, abstract", "the same, 4/6 per token along rows, plain along columns"
+    name = "relMSE between rows and columns x 1e3, NVFP4"
+
+    def near(quantity: str, ours: Interval, value: float | tuple[float, float], why: str = "") -> dict[str, str]:
+        return compared(quantity, ours, value, RECOMPUTED, relative=0.03, explanation=why)
+
     return table(
         [
-            compared(
-                "relMSE between rows and columns x 1e3, NVFP4", thousand[PLAIN]["mismatch"], 17.0, 0.03, RECOMPUTED
+            near(name, thousand[PLAIN]["mismatch"], 17.0),
+            near(same, thousand[mixed]["mismatch"], (16.0, 17.0), also),
+            near("entries that differ in %, NVFP4", share[PLAIN], 76.0),
+            near(same, share[mixed], 94.0),
+            compared("entries that differ in %, MXFP8", share["MXFP8 1x32"], 0.0, abstract, explanation=free),
+            *(
+                compared(f"relMSE x 1e3, {k}", thousand[k]["error_rows"], v, RECOMPUTED + s, relative=0.01)
+                for k, v, s in kinds
             ),
-            compared(
-                "the same, 4/6 per token along rows, plain along columns",
-                *(thousand[mixed]["mismatch"], (16.0, 17.0), 0.03, RECOMPUTED, also),
+            compared("scale of a block of 64", float(most["scale"]), 11.0, TML),
+            *(
+                compared(f"transpose figure: what {v} becomes beside 64", float(most[f"{v} becomes"]), to, TML)
+                for v, to in ((1, 0.0), (4, 5.5), (16, 16.5))
             ),
-            compared("entries that differ in %, NVFP4", share[PLAIN], 76.0, 0.03, RECOMPUTED),
-            compared("the same, 4/6 per token along rows, plain along columns", share[mixed], 94.0, 0.03, RECOMPUTED),
-            compared(
-                "entries that differ in %, MXFP8",
-                share["MXFP8 1x32"],
-                0.0,
-                0,
-                "arXiv 2511.02302, abstract",
-                free,
-                digits=4,
-            ),
-            *(compared(f"relMSE x 1e3, {k}", thousand[k]["error_rows"], v, 0.01, RECOMPUTED + s) for k, v, s in kinds),
-            compared("scale of a block of 64", float(most["scale"]), 11.0, 0, TML, digits=0),
-            *figure,
-            compared("scale lost at tensor / block maximum, NVFP4", losses["plain"], 458752, 0, RECOMPUTED, digits=0),
-            compared("the same, 4/6's candidate 6", losses["candidate 6"], 262144, 0, RECOMPUTED, digits=0),
-            compared("the same, 4/6", losses["four-over-six"], 262144, 0, RECOMPUTED, candidate, digits=0),
+            compared("scale lost at tensor / block maximum, NVFP4", losses["plain"], 458752, RECOMPUTED),
+            compared("the same, 4/6's candidate 6", losses["candidate 6"], 262144, RECOMPUTED),
+            compared("the same, 4/6", losses["four-over-six"], 262144, RECOMPUTED, explanation=candidate),
         ]
     )
 
