@@ -198,7 +198,7 @@ def run(fast: bool) -> Result:
         Table("sizes", sizes_table(trade), "Outlier size from which MXFP8 keeps the other values better."),
         Table("least", least_table(trade), "The 8-bit wire with the least error of all values, by outlier size."),
         Table("norms", norms_table(trade), "Which wire is ahead depends on the norm: one outlier a block."),
-        Table("published", published_table(errors, order), "Published numbers, and this study's."),
+        published_table(errors, order),
     )
     figure, caption = combine_draw.errors(trade)
     plates = (Plate("trade", *combine_draw.trade(trade)),)

@@ -8,6 +8,8 @@ import pandas as pd
 from . import combine_data as data
 from .combine_norms import NORMS, crossing, curves, everything, small
 from .interval import interval
+from .published import compared, table
+from .result import Table
 
 SOURCE = "independent recomputation of the article's combine"
 ARTICLE = "Thinking Machines Lab, End-to-End 4-Bit Training, 2026"
@@ -25,55 +27,40 @@ PLAIN, ROTATED = "MXFP8", "RHT + S2F6"
 SHARES = (1.0, 1 / 4, 1 / 16, 1 / 64)
 SHOWN = 256  # outlier size of the table of norms
 
-Row = tuple[str, str, float, float, bool, str, str, str]
+Row = dict[str, str]
 
 
-def published_table(errors: pd.DataFrame, order: pd.DataFrame) -> pd.DataFrame:
-    """Quantity, ours, published, difference, whether it agrees within the tolerance, source, explanation."""
-    names = ["quantity", "ours", "published", "difference", "agrees", "tolerance", "source", "explanation"]
-    rows = [*_error_rows(errors), *_bit_rows(), *_order_rows(order), *_exponent_rows()]
-    frame = pd.DataFrame(rows, columns=names)
-    for name in ("published", "difference"):
-        frame[name] = [f"{value:g}" for value in frame[name]]
-    return frame.assign(agrees=frame.agrees.map({True: "yes", False: "no"}))
+def published_table(errors: pd.DataFrame, order: pd.DataFrame) -> Table:
+    """Published numbers beside this study's."""
+    return table([*_error_rows(errors), *_bit_rows(), *_order_rows(order), *_exponent_rows()])
 
 
 def _error_rows(errors: pd.DataFrame) -> Iterable[Row]:
     for wire, values in ERRORS.items():
         mine = errors[errors.wire == wire]
         for what, value in zip(("outlier", "others", "total"), values, strict=True):
-            found = interval(mine[what].tolist())
-            good = abs(found.mean - value) <= 0.03 * value
-            why = "" if good else "the seeds' data"
-            yield f"{wire}, error of {what}", found.text(4), value, _off(found.mean, value), good, "3 %", SOURCE, why
+            yield compared(f"{wire}, error of {what}", interval(mine[what].tolist()), value, SOURCE, relative=0.03)
     for (wire, kind), value in DECIBEL.items():
         found = interval(errors[errors.wire == wire][kind].tolist())
-        good = abs(found.mean - value) <= 0.05
-        what = f"{wire}, QSNR of {kind} numbers, dB"
-        yield what, found.text(2), value, _off(found.mean, value), good, "0.05 dB", SOURCE, "" if good else "sample"
+        yield compared(f"{wire}, QSNR of {kind} numbers, dB", found, value, SOURCE, absolute=0.05)
 
 
 def _bit_rows() -> Iterable[Row]:
     for wire in data.WIRES:
         if wire.name in BITS:
-            bits, value = data.sent_bits(wire), BITS[wire.name]
-            yield f"{wire.name}, bits a value", f"{bits:g}", value, bits - value, bits == value, "exact", ARTICLE, ""
+            yield compared(f"{wire.name}, bits a value", data.sent_bits(wire), BITS[wire.name], ARTICLE)
 
 
 def _order_rows(order: pd.DataFrame) -> Iterable[Row]:
     for how, part in order.groupby("how", sort=False):
         relative, equal = float(part.relative.mean()), float(part.equal.mean())
-        good = (abs(relative / RELATIVE - 1) <= 0.1, abs(equal - EQUAL) <= 0.02)
         why = "its additions form a tree of five, a matrix product's a chain of 32: less is rounded"
-        texts = [why if how == "butterfly" else "" if fits else "sample" for fits in good]
+        why = why if how == "butterfly" else ""
         what = f"inverse once against each, {how}"
-        yield (
-            *(f"{what}, relative", f"{relative:.2e}", RELATIVE, _off(relative, RELATIVE), good[0], "10 %", SOURCE),
-            texts[0],
-        )
-        yield f"{what}, equal bits", f"{equal:.3f}", EQUAL, _off(equal, EQUAL), good[1], "0.02", SOURCE, texts[1]
+        yield compared(f"{what}, relative", relative, RELATIVE, SOURCE, relative=0.1, explanation=why)
+        yield compared(f"{what}, equal bits", equal, EQUAL, SOURCE, absolute=0.02, explanation=why)
     energy = float(order.energy.abs().max())
-    yield "energy of the transform less 1", f"{energy:.1e}", ENERGY, energy, energy <= ENERGY, "at most", SOURCE, ""
+    yield compared("energy of the transform less 1", energy, (0.0, ENERGY), SOURCE)
 
 
 def _exponent_rows() -> Iterable[Row]:
@@ -83,12 +70,7 @@ def _exponent_rows() -> Iterable[Row]:
             if value is not None:
                 found = data.exponent(wire, amax, rule)
                 what = f"{wire}, exponent of a block of {amax:g}, rounded {how}"
-                good = found == value
-                yield what, str(found), value, found - value, good, "exact", SOURCE, "" if good else why
-
-
-def _off(ours: float, published: float) -> float:
-    return float(f"{ours - published:.2g}") + 0.0
+                yield compared(what, found, value, SOURCE, explanation="" if found == value else why)
 
 
 def size_text(values: Sequence[float]) -> str:

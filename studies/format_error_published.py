@@ -64,21 +64,19 @@ LLAMA = {  # QSNR, dB, mean over 10,752 tensors of Llama-3.1-8B, without rotatio
 }  # fmt: skip
 # a sample's own spread; heavy tails move by twice that
 TOLERANCE = {"gaussian": 0.01, "laplace": 0.02, "uniform": 0.01}
-_DRAWS = (
-    "the published variant has 16/17 headroom and random bits of its own for each candidate; ours has no headroom, and "
-    "both candidates share their bits"
-)
-_LARGEST = (
-    "mapped to 4, the blocks within a third of the tensor's largest value need scales above 448 and saturate: how many "
-    "these are depends on the sample's size"
-)
+WHY = {
+    "4/6 SR": "the published variant has 16/17 headroom and random bits of its own for each candidate; ours has no "
+    "headroom, and both candidates share their bits",
+    "NVFP4, mapped to 4": "the blocks within a third of the tensor's largest value need scales above 448 and saturate: "
+    "how many these are depends on the sample's size",
+}
 
 
 def claims(rows: pd.DataFrame) -> Table:
     """The table of published numbers beside ours, means over seeds with 95 % intervals."""
 
     def error(kind: str, name: str, value: float, source: str, relative: float, absolute: float) -> dict[str, str]:
-        ours, why = over(rows, kind, name, "rel_mse", 1e3), _DRAWS if name == "4/6 SR" else ""
+        ours, why = over(rows, kind, name, "rel_mse", 1e3), WHY.get(name, "")
         quantity = f"relMSE x 1e-3 of {name} on {kind} data"
         return compared(quantity, ours, value, source, relative=relative, absolute=absolute, explanation=why)
 

@@ -202,7 +202,7 @@ def run(fast: bool) -> Result:
     outliers, tails, signs, constants = measure(rows, seeds, keys)
     everything = pd.concat([outliers, tails, signs], ignore_index=True)
     tables = (
-        Table("published", published_table(tails, outliers), "Published QSNR and crest factors, and this study's."),
+        published_table(tails, outliers),
         Table("claims", claims_table(outliers, tails, signs), "Where sources say that a transform helps."),
         Table("gains", gains_table(outliers), f"QSNR in dB without and with a random transform of {MEASURED}."),
         Table("integer_or_float", winners_table(outliers), "Which of two formats of one width has the higher QSNR."),

@@ -7,6 +7,8 @@ import torch
 
 from . import hadamard_data as data
 from .interval import interval
+from .published import compared, table
+from .result import Table
 
 SOURCE = "arXiv 2510.25602, tensor-wise analysis"
 
@@ -49,8 +51,8 @@ NEAR = 0.25  # dB, within which numbers of other data are called alike
 _MILD = 8  # outlier size that the explanation of what is left names
 
 
-def published_table(tails: pd.DataFrame, outliers: pd.DataFrame) -> pd.DataFrame:
-    """Quantity, ours on Student-t numbers, published, difference, whether alike, source, explanation.
+def published_table(tails: pd.DataFrame, outliers: pd.DataFrame) -> Table:
+    """Published numbers of real tensors beside those of Student-t numbers.
 
     outliers: what explains differences behind a transform, where tails are gone and large outliers are not.
     """
@@ -59,28 +61,21 @@ def published_table(tails: pd.DataFrame, outliers: pd.DataFrame) -> pd.DataFrame
     student = tails[tails.data == "Student-t"]
     for name, values in QSNR.items():
         for size, value in zip((0, 32), values, strict=True):
-            ours = student[(student.format == name) & (student["size"] == size)].qsnr
-            difference = float(ours.mean()) - value
-            alike = abs(difference) <= NEAR
-            reason = _BEHIND if alike else f"other data; normal numbers with outliers of {_MILD} have {mild[name]:.2f}"
-            reason = reason if size else _BEFORE
-            what = f"QSNR of {name}, {_named(size)}, dB"
-            rows.append((what, interval(ours.tolist()).text(2), value, round(difference, 2), alike, reason))
+            ours = interval(student[(student.format == name) & (student["size"] == size)].qsnr.tolist())
+            near = abs(ours.mean - value) <= NEAR
+            behind = _BEHIND if near else f"other data; normal numbers with outliers of {_MILD} have {mild[name]:.2f}"
+            what, why = f"QSNR of {name}, {_named(size)}, dB", behind if size else _BEFORE
+            rows.append(compared(what, ours, value, SOURCE, absolute=NEAR, explanation=why))
     for block, values in CREST.items():
         form = "MXFP8" if block == 32 else "NVFP4"
         for size, value in zip((0, 32), values, strict=True):
-            ours = student[(student.format == form) & (student["size"] == size)].crest_median
-            difference = float(ours.mean()) - value
-            mean = student[(student.format == form) & (student["size"] == size)].crest_mean.mean()
-            far = f"the mean over blocks, {mean:.2f}, may be what is published"
-            reason = _SET if (block, size) == (32, 0) else "agrees" if abs(difference) <= 0.01 else far
+            part = student[(student.format == form) & (student["size"] == size)]
+            ours = interval(part.crest_median.tolist())
+            far = f"the mean over blocks, {part.crest_mean.mean():.2f}, may be what is published"
+            why = _SET if (block, size) == (32, 0) else "" if abs(ours.mean - value) <= 0.01 else far
             what = f"median crest factor, blocks of {block}, {_named(size)}"
-            text, alike = interval(ours.tolist()).text(3), abs(difference) <= 0.05
-            rows.append((what, text, value, round(difference, 2) + 0.0, alike, reason))
-    names = ["quantity", "ours", "published", "difference", "alike", "explanation"]
-    frame = pd.DataFrame(rows, columns=names)
-    frame.insert(5, "source", SOURCE)
-    return frame.assign(alike=frame.alike.map({True: "yes", False: "no"}))
+            rows.append(compared(what, ours, value, SOURCE, absolute=0.05, explanation=why))
+    return table(rows, "Published numbers of real tensors beside this study's data:")
 
 
 def _named(size: int) -> str:

@@ -22,7 +22,7 @@ from . import cache, requantization_figures
 from . import requantization_cases as cases
 from .interval import Interval, interval, listed
 from .progress import Progress
-from .requantization_published import compare
+from .requantization_published import published
 from .result import Result, Study, Table
 
 RATIOS = (1e-1, 1e-2, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6)
@@ -253,7 +253,7 @@ def tables(frames: Frames) -> tuple[Table, ...]:
             shown("sources", ["operand", "route"], {"to_forward": milli, "to_originals": milli, "differ": (100, 1)}),
             "Errors in thousandths; values that are not the forward's, %.",
         ),
-        Table("published", compare(frames), "Ours beside the published values."),
+        published(frames),
     )
 
 
