@@ -17,8 +17,9 @@ import numerics as nm
 from studies import format_error as study
 from studies import format_error_cases as cases
 from studies import format_error_crest as crest
-from studies import format_error_published, format_error_tables, published, real_data
+from studies import format_error_published, format_error_tables, real_data
 from studies import format_error_theory as theory
+from studies.interval import stated
 
 ABSENT = "real data need the extra `real`"
 
@@ -228,10 +229,7 @@ def test_real_matrices_are_measured_one_by_one(
 def test_the_words_follow_the_numbers(rows: pd.DataFrame, curves: pd.DataFrame) -> None:
     told = study.find(rows, curves, ABSENT)
     level = format_error_published.over(rows, "gaussian", "NVFP4", "qsnr")
-    assert (
-        f"NVFP4 {published.stated(level)}" in told
-        and "of the 8-bit formats the best is S2F6 (MXINT8) on all data" in told
-    )
+    assert f"NVFP4 {stated(level)}" in told and "of the 8-bit formats the best is S2F6 (MXINT8) on all data" in told
     assert "8-bit MX nowhere: integers err less (published 7.55, which is beyond the 5.66" in told
     other = rows.copy()
     other.loc[(other.format == "MXFP8") & (other.data == "laplace"), "qsnr"] += 30

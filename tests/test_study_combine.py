@@ -129,10 +129,10 @@ def test_inverse_and_sum_in_either_order(measured: Measured) -> None:
 
 def test_bits_and_exponents(measured: Measured) -> None:
     assert [data.sent_bits(wire) for wire in data.WIRES] == [16, 8.25, 8.25, 8.25, 8.25]
-    table = tables.published_table(measured[1], measured[2])
-    wrong = table[(table.agrees == "no") & table.quantity.str.contains("exponent")]
+    table = tables.published_table(measured[1], measured[2]).frame
+    wrong = table[(table.verdict == "differs") & table.quantity.str.contains("exponent")]
     assert wrong.quantity.tolist() == ["S2F6, exponent of a block of 1.984, rounded down"]
-    assert (table[table.agrees == "no"].explanation != "").all()
+    assert (table[table.verdict == "differs"].explanation != "").all()
 
 
 def test_the_finding_follows_the_rows(measured: Measured) -> None:

@@ -12,11 +12,9 @@ import torch
 
 import numerics as nm
 from numerics import oracle
-from studies import known
 from studies import transpose_mismatch as study
 from studies import transpose_mismatch_block as small
 from studies import transpose_mismatch_data as data
-from studies.interval import Interval
 
 N = 128
 
@@ -143,12 +141,3 @@ def test_words_follow_the_numbers(rows: pd.DataFrame) -> None:
     text = study.find(other, small.reaches(), losses)
     assert "A tile of 16x16 differs in up to 25.0%" in text and "not as independent ones" in text
     assert "power-of-two" not in text and "no source we know" not in text
-
-
-def test_compared_rows() -> None:
-    row = known.compared("a", Interval(10.3, 0.1), (9.0, 10.0), 0.01, "s")
-    assert (row["difference"], row["verdict"], row["explanation"]) == ("+3.00%", "differs", "not explained")
-    assert known.compared("a", Interval(10.3, 0.25), (9.0, 10.0), 0.01, "s")["verdict"] == "agrees"
-    assert known.compared("a", 9.5, (9.0, 10.0), 0, "s")["difference"] == "0"
-    assert known.compared("a", 9.0, 9.0 + 1e-9, 0, "s")["verdict"] == "differs"
-    assert known.table([row]).caption.endswith("0 of 1 agree within the tolerance.")
