@@ -1,10 +1,12 @@
 """Numbers with intervals, in words: what a finding states."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 LEVEL = 0.95
@@ -58,6 +60,22 @@ def listed(words: Iterable[str]) -> str:
 def over(values: Sequence[float]) -> Interval:
     """The interval over seeds, or the value alone without spread where there is only one."""
     return interval(values) if len(values) > 1 else Interval(float(values[0]), 0.0)
+
+
+def over_seeds(frame: pd.DataFrame, keys: Sequence[str], column: str) -> dict[tuple[Any, ...], Interval]:
+    """The interval of `column` for each combination of `keys`, in the frame's order."""
+    return {key: interval(values.tolist()) for key, values in frame.groupby(list(keys), sort=False)[column]}
+
+
+def shown(frame: pd.DataFrame, keys: Sequence[str], columns: Mapping[str, tuple[float, int]]) -> pd.DataFrame:
+    """A table for readers: one line for each combination of `keys`, with the interval of each of `columns`, whose
+    values are a factor and a number of decimals."""
+    found = {name: over_seeds(frame, keys, name) for name in columns}
+    lines = []
+    for key in next(iter(found.values())):
+        cells = {name: found[name][key].text(digits, factor) for name, (factor, digits) in columns.items()}
+        lines.append(dict(zip(keys, key, strict=True)) | cells)
+    return pd.DataFrame(lines)
 
 
 def stated(found: Interval, digits: int = 2) -> str:

@@ -13,7 +13,6 @@ Data are standard normal; `outer_scale_cases` measures, `outer_scale_figures` dr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ import pandas as pd
 
 from . import cache, outer_scale_figures
 from . import outer_scale_cases as cases
-from .interval import Interval, interval, listed
+from .interval import listed, over_seeds, shown
 from .progress import Progress
 from .published import RECOMPUTED, Claim, Range, claimed
 from .result import Result, Study, Table
@@ -61,11 +60,6 @@ def measure(at: Size) -> Frames:
                     found.setdefault(name, []).append(part)
                     progress.advance(1, f"{name} of {fmt}, seed {seed}")
     return {name: pd.concat(parts, ignore_index=True) for name, parts in found.items()}
-
-
-def over_seeds(frame: pd.DataFrame, keys: Sequence[str], column: str) -> dict[tuple[Any, ...], Interval]:
-    """The interval of `column` for each combination of `keys`, in the frame's order."""
-    return {key: interval(values.tolist()) for key, values in frame.groupby(list(keys), sort=False)[column]}
 
 
 def find(frames: Frames) -> str:
@@ -207,22 +201,11 @@ VALUES = (
 
 def tables(frames: Frames, width: int) -> tuple[Table, ...]:
     """For readers: every part with intervals, and the published values."""
-
-    def shown(part: str, keys: list[str], columns: dict[str, tuple[float, int]]) -> pd.DataFrame:
-        found = {name: over_seeds(frames[part], keys, name) for name in columns}
-        return pd.DataFrame(
-            [
-                dict(zip(keys, key, strict=True))
-                | {name: found[name][key].text(digits, factor) for name, (factor, digits) in columns.items()}
-                for key in next(iter(found.values()))
-            ]
-        )
-
     percent, milli = (100.0, 1), (1e3, 3)
-    company = shown("invariance", ["format", "scope", "change"], {"values": percent, "codes": percent})
-    leak = shown("leaks", ["format", "scope", "factor"], {"changed": percent, "codes": percent, "leak": milli})
+    company = shown(frames["invariance"], ["format", "scope", "change"], {"values": percent, "codes": percent})
+    leak = shown(frames["leaks"], ["format", "scope", "factor"], {"changed": percent, "codes": percent, "leak": milli})
     columns = {"flushed": percent, "zero_blocks": percent, "error": milli, "total_error": milli}
-    spread = shown("spreads", ["format", "of", "scope", "decades"], columns)
+    spread = shown(frames["spreads"], ["format", "of", "scope", "decades"], columns)
     cost = f"a scale per token costs 32 bits a token, {32 / width:g} bits per value here"
     return (
         Table("invariance", company, "Tokens that stay bit-equal when their company changes, %: values and bytes."),

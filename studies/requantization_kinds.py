@@ -20,7 +20,7 @@ import pandas as pd
 
 from . import cache, requantization_figures
 from . import requantization_cases as cases
-from .interval import Interval, interval, listed
+from .interval import Interval, listed, over_seeds, shown
 from .progress import Progress
 from .requantization_published import published
 from .result import Result, Study, Table
@@ -62,12 +62,6 @@ def measure(at: Size) -> Frames:
                 found.setdefault(name, []).append(cache.part(function, seed=seed, size=at.size, **inputs))
                 progress.advance(1, f"{name}, seed {seed}")
     return {name: pd.concat(parts, ignore_index=True) for name, parts in found.items()}
-
-
-def over_seeds(frame: pd.DataFrame, keys: Sequence[str], column: str) -> dict[tuple[Any, ...], Interval]:
-    """The interval of `column` for each combination of `keys`, in the frame's order."""
-    groups = frame.groupby(list(keys), sort=False)[column]
-    return {key: interval(values.tolist()) for key, values in groups}
 
 
 def payback(rows: pd.DataFrame, operand: str, kind: str, nearest: str) -> int | None:
@@ -216,27 +210,24 @@ def _about_sources(rows: pd.DataFrame) -> str:
 
 def tables(frames: Frames) -> tuple[Table, ...]:
     """For readers: every part with intervals, and the published values."""
-
-    def shown(part: str, keys: list[str], columns: dict[str, tuple[float, int]]) -> pd.DataFrame:
-        found = {name: over_seeds(frames[part], keys, name) for name in columns}
-        rows = []
-        for key in next(iter(found.values())):
-            cells = {name: found[name][key].text(digits, factor) for name, (factor, digits) in columns.items()}
-            rows.append(dict(zip(keys, key, strict=True)) | cells)
-        return pd.DataFrame(rows)
-
     milli, percent = (1e3, 3), (100.0, 4)
     of_kinds = shown(
-        "kinds", ["operand", "kind"], dict.fromkeys(("error", "variance", "squared_bias"), milli) | {"bias": percent}
+        frames["kinds"],
+        ["operand", "kind"],
+        dict.fromkeys(("error", "variance", "squared_bias"), milli) | {"bias": percent},
     )
     lengths = shown(
-        "lengths", ["headroom", "bits"], dict.fromkeys(("bias", "shrinkage", "top"), percent) | {"clipped": (100, 1)}
+        frames["lengths"],
+        ["headroom", "bits"],
+        dict.fromkeys(("bias", "shrinkage", "top"), percent) | {"clipped": (100, 1)},
     )
     outer = shown(
-        "outers", ["operand", "outer"], {"exact": (100, 1)} | dict.fromkeys(("nearest", "stochastic", "forward"), milli)
+        frames["outers"],
+        ["operand", "outer"],
+        {"exact": (100, 1)} | dict.fromkeys(("nearest", "stochastic", "forward"), milli),
     )
-    bits = shown("mxfp8_bits", ["outer", "bits"], {"bias": percent, "shrinkage": percent, "exact": (100, 1)})
-    small = shown("small_scales", ["headroom", "block", "ratio"], {"bias": percent, "shrinkage": percent})
+    bits = shown(frames["mxfp8_bits"], ["outer", "bits"], {"bias": percent, "shrinkage": percent, "exact": (100, 1)})
+    small = shown(frames["small_scales"], ["headroom", "block", "ratio"], {"bias": percent, "shrinkage": percent})
     return (
         Table("kinds", of_kinds, "Errors in thousandths of the energy, bias in percent, of one requantization."),
         Table("headroom", lengths, "Stochastic NVFP4 of normal values: changes of length in percent, exact means."),
@@ -245,12 +236,16 @@ def tables(frames: Frames) -> tuple[Table, ...]:
         Table("outer", outer, "Into MXFP8: non-zero values kept exactly, %, and errors in thousandths."),
         Table(
             "products",
-            shown("products", ["product", "outer", "spread"], {"error": milli}),
+            shown(frames["products"], ["product", "outer", "spread"], {"error": milli}),
             "Error of the backward products in thousandths; spread: of the logarithm of the tokens' scales.",
         ),
         Table(
             "sources",
-            shown("sources", ["operand", "route"], {"to_forward": milli, "to_originals": milli, "differ": (100, 1)}),
+            shown(
+                frames["sources"],
+                ["operand", "route"],
+                {"to_forward": milli, "to_originals": milli, "differ": (100, 1)},
+            ),
             "Errors in thousandths; values that are not the forward's, %.",
         ),
         published(frames),

@@ -19,7 +19,7 @@ from studies.published import COLUMNS, Claim, agreement, claimed, compared, tabl
         (10.2, 10.0, {"relative": 0.011}, "differs", "+2.00 %"),
         (10.2, 10.0, {"relative": 0.011, "absolute": 0.1}, "agrees", "+2.00 %"),
         (-10.25, -10.0, {"absolute": 0.25}, "agrees", "-0.25"),
-        (-10.2, -10.0, {"relative": 0.011}, "differs", "+2.00 %"),
+        (-10.1, -10.0, {"relative": 0.011}, "agrees", "+1.00 %"),
         (1.0, 0.0, {"relative": 0.5}, "differs", "+1"),
         (Interval(10.2, 0.1), 10.0, {"relative": 0.011}, "agrees", "+2.00 %"),
         (Interval(10.3, 0.1), (9.0, 10.0), {"relative": 0.01}, "differs", "+3.00 %"),
