@@ -48,12 +48,14 @@ def compared(
     half = ours.half if isinstance(ours, Interval) else 0.0
     verdict = "agrees" if abs(off) <= relative * abs(nearest) + absolute + half else "differs"
     allowed = [f"{100 * relative:g} %"] * (relative > 0) + [f"{absolute:g}"] * (absolute > 0)
-    part = f"{100 * off / nearest:+.2f} %" if nearest and not (absolute and not relative) else f"{off:+.2g}"
+    allowed += ["our interval"] * (half > 0)
+    apart = f"{off:+.0f}" if abs(off) >= 100 else f"{off:+.2g}"
+    apart = f"{100 * off / nearest:+.2f} %" if relative and nearest else apart
     return {
         "quantity": quantity,
         "ours": _text(ours),
         "published": _text(published),
-        "difference": part if off else "none",
+        "difference": apart if off else "none",
         "tolerance": " + ".join(allowed) or "equal",
         "verdict": verdict,
         "source": source,
@@ -61,10 +63,10 @@ def compared(
     }
 
 
-def table(rows: Iterable[dict[str, str]], caption: str = "Published numbers beside ours:") -> Table:
+def table(rows: Iterable[dict[str, str]], caption: str = "") -> Table:
     """The table of `compared` rows; its caption ends with how many agree."""
     frame = pd.DataFrame(list(rows), columns=list(COLUMNS))
-    return Table("published", frame, f"{caption} {_count(frame)}.")
+    return Table("published", frame, f"{caption} {_count(frame)}.".strip())
 
 
 def agreement(frame: pd.DataFrame) -> str:
