@@ -81,8 +81,11 @@ def _about_company(rows: pd.DataFrame) -> str:
     bytes_too = [scope for scope in lowest.index if lowest.codes[scope] == 1]
     values = [scope for scope in lowest.index if lowest["values"][scope] == 1]
     only = [scope for scope in values if scope not in bytes_too]
-    moved = over_seeds(rows[rows.change.isin(["half of the tokens", "one token x 10"])], ["scope"], "values")
-    others = [f"{scope} {moved[scope,].text(0, 100)} %" for scope in lowest.index if scope not in values]
+    part = over_seeds(rows[rows["values"].notna()], ["scope", "change"], "values")
+    halved, grown = (
+        listed(f"{scope} {part[scope, change].text(0, 100)} %" for scope in lowest.index if scope not in values)
+        for change in ("half of the tokens", "one token x 10")
+    )
     told = [
         f"Whether tokens leave, come, change order or expert, or one grows tenfold, a token's bytes stay with an outer "
         f"scale for each {listed(bytes_too)}"
@@ -91,8 +94,11 @@ def _about_company(rows: pd.DataFrame) -> str:
     ]
     if only:
         told.append(f"its decoded values, though not all bytes, stay also with {listed(only)}")
-    if others:
-        told.append(f"when half of the tokens leave or one grows tenfold, values stay bit-equal for {listed(others)}")
+    if len(values) < len(lowest):
+        told.append(
+            f"of the tokens' values stay bit-equal, when half of the tokens leave, {halved}, "
+            f"when one grows tenfold, {grown}"
+        )
     return "; ".join(told) + "."
 
 
@@ -159,8 +165,8 @@ def _about_error(rows: pd.DataFrame) -> str:
     verdict = (
         f"scopes differ by {100 * apart:.1f} % at most" if apart < 0.02 else f"scopes differ by {100 * apart:.0f} %"
     )
-    names = ", ".join(scope.name for scope in cases.SCOPES[:-1]) + f" or {cases.SCOPES[-1].name}"
-    return f"For equal tokens {verdict} in error ({listed(told)} thousandths, {names})."
+    names = " / ".join(scope.name for scope in cases.SCOPES)
+    return f"For equal tokens {verdict} in error ({listed(told)} thousandths for {names})."
 
 
 _TENSOR = {"scope": "tensor", "factor": 10.0}

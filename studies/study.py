@@ -109,10 +109,10 @@ def run_study(study: Study, out: Path, fast: bool, command: str) -> Path:
         Whatever the study raises. No folder of the study is written then; parts that were measured are kept.
     """
     require_writable(out)
-    began = time.perf_counter()
+    began, sources = time.perf_counter(), kept.sources(study)  # before it runs: files may be edited meanwhile
     with _threads(study.threads), cache.using(out / ".cache"):
         result = study.run(fast)
-    meta = _meta(study, result, fast, command, time.perf_counter() - began)
+    meta = _meta(study, result, fast, command, time.perf_counter() - began) | {"sources": sources}
     target = out / study.name
     with _replacing(target) as folder:
         result.rows.to_csv(folder / "rows.csv", index=False, lineterminator="\n")
@@ -261,7 +261,6 @@ def _meta(study: Study, result: Result, fast: bool, command: str, seconds: float
         "seeds": list(result.seeds),
         "rows": len(result.rows),
         "fast": fast,
-        "sources": kept.sources(study),
         "command": command,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),
