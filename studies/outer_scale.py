@@ -81,25 +81,31 @@ def _about_company(rows: pd.DataFrame) -> str:
     bytes_too = [scope for scope in lowest.index if lowest.codes[scope] == 1]
     values = [scope for scope in lowest.index if lowest["values"][scope] == 1]
     only = [scope for scope in values if scope not in bytes_too]
-    part = over_seeds(rows[rows["values"].notna()], ["scope", "change"], "values")
+    one = rows[rows.format == rows.format.iloc[0]]  # formats see the same tensors: they are no further seeds
+    part = over_seeds(one, ["scope", "change"], "values")
     halved, grown = (
         listed(f"{scope} {part[scope, change].text(0, 100)} %" for scope in lowest.index if scope not in values)
         for change in ("half of the tokens", "one token x 10")
     )
     told = [
-        f"Whether tokens leave, come, change order or expert, or one grows tenfold, a token's bytes stay with an outer "
-        f"scale for each {listed(bytes_too)}"
+        f"Whether tokens leave, come, change order or expert, or one grows tenfold, a token's bytes stay where the "
+        f"scope of the outer scale is {' or '.join(bytes_too)}"
         if bytes_too
         else "With no scope do a token's bytes stay whatever its company does"
     ]
     if only:
-        told.append(f"its decoded values, though not all bytes, stay also with {listed(only)}")
+        told.append(f"its decoded values, though not all bytes, stay also where it is {' or '.join(only)}")
     if len(values) < len(lowest):
         told.append(
-            f"of the tokens' values stay bit-equal, when half of the tokens leave, {halved}, "
-            f"when one grows tenfold, {grown}"
+            f"otherwise the tokens whose values stay are, when half of the tokens leave, {halved}, and when one grows "
+            f"tenfold, {grown} ({one.format.iloc[0]})"
         )
-    return "; ".join(told) + "."
+    return _bracketed("; ".join(told) + ".")
+
+
+def _bracketed(text: str) -> str:
+    """Names of scopes as they read in a list: `token (power of two)`."""
+    return text.replace(", power of two", " (power of two)")
 
 
 def _about_leak(rows: pd.DataFrame) -> str:
@@ -165,7 +171,7 @@ def _about_error(rows: pd.DataFrame) -> str:
     verdict = (
         f"scopes differ by {100 * apart:.1f} % at most" if apart < 0.02 else f"scopes differ by {100 * apart:.0f} %"
     )
-    names = " / ".join(scope.name for scope in cases.SCOPES)
+    names = _bracketed(" / ".join(scope.name for scope in cases.SCOPES))
     return f"For equal tokens {verdict} in error ({listed(told)} thousandths for {names})."
 
 

@@ -152,3 +152,11 @@ def test_compared_rows() -> None:
     assert known.compared("a", 9.5, (9.0, 10.0), 0, "s")["difference"] == "0"
     assert known.compared("a", 9.0, 9.0 + 1e-9, 0, "s")["verdict"] == "differs"
     assert known.table([row]).caption.endswith("0 of 1 agree within the tolerance.")
+
+
+def test_saved_rows_are_requantized_along_columns() -> None:
+    """Half of each row is too small for a scale that it shared with the other half, but not for its columns' own."""
+    x = torch.randn(32, 32, generator=torch.Generator().manual_seed(0))
+    x[:, 16:] *= 2.0**-17
+    rows, columns = data.CASES["NVFP4 saved, MXFP8"].decode(x, 0)
+    assert (rows[:, 16:] != 0).any() and bool(((columns - rows).abs() <= rows.abs() / 8).all())
