@@ -125,17 +125,16 @@ def _about_leak(rows: pd.DataFrame) -> str:
 
 def _about_power(frames: Frames) -> str:
     rows = frames["leaks"]
-    power = rows[rows.scope == "tensor, power of two"].groupby("factor").changed.max()
+    rows = rows[rows.scope == "tensor, power of two"]
+    power = rows.groupby("factor").changed.max()
     clean = [factor for factor in power.index if (power[power.index <= factor] == 0).all()]
     if not clean:
         return "A power of two for the tensor leaks as well."
     most = max(clean)
     beyond = min((factor for factor in power.index if factor > most), default=None)
-    after = (
-        ""
-        if beyond is None
-        else f", and up to {100 * power[beyond]:.1f} % at {beyond:g}, as block scales are subnormal"
-    )
+    most_of = rows[rows.factor == beyond].groupby("format", sort=False).changed.max()
+    shares = listed(f"{100 * share:.1f} % in {fmt}" for fmt, share in most_of.items()) if beyond is not None else ""
+    after = f", and up to {shares} at {beyond:g}, as block scales are subnormal" if shares else ""
     return (
         f"One for the tensor, rounded up to a power of two, leaks nothing up to a factor of {most:g}{after}: no source "
         "states that a power of two makes values independent of their company without a scale per token."
