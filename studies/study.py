@@ -14,7 +14,6 @@ DIR/NAME/ holds
 
 A study is written into a temporary folder beside its place and renamed into it at the end: its folder is absent, the
 former one, or complete. When it fails, nothing is written. CSV and JSON numbers read back to the same bits.
-
 `report` runs what is not finished (see `kept`) with the parts that were measured before.
 """
 

@@ -101,9 +101,7 @@ def landscape(views: dict[str, Tensor]) -> Figure:
         for axes, (name, values) in zip(places, views.items(), strict=True):
             _bars(axes, values, views[BEFORE])
             lost = int(((values == 0) & (views[BEFORE] != 0)).sum())
-            axes.set_title(
-                name if name == BEFORE else f"{name}: {lost} lost", loc="center", pad=6, backgroundcolor="white"
-            )
+            axes.set_title(name if name == BEFORE else f"{name}: {lost} lost", loc="center", pad=6)
         names = {"kept": plots.SKY, "off by more than a fifth": plots.ORANGE, "lost to zero": plots.VERMILION}
         handles = [Patch(color=color, label=name) for name, color in (names | {"zero": "#d9d9d9"}).items()]
         figure.legend(handles=handles, loc="outside lower center", ncols=4)
