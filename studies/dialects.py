@@ -60,8 +60,8 @@ def find(rows: pd.DataFrame) -> str:
         always = sum(all(name in names for names in same) for name in dict.fromkeys(part.dialect))
         told.append(
             f"{count} dialects of {fmt} make {listed(patterns)} different byte patterns ({' / '.join(dtypes)}); "
-            f"best to worst cost {listed(costs)}; {always} of the other {count - 1} have no significant difference "
-            f"to {reference} on any of this data."
+            f"best to worst cost {listed(costs)}; {always} of the other {count - 1} "
+            f"{'has' if always == 1 else 'have'} no significant difference to {reference} on any of this data."
         )
     values = int(rows.blocks.iloc[0]) * BLOCKS[rows.format.iloc[0]]
     n = f"{rows.seed.nunique()} seeds of {values:,} values, 95 % intervals over seeds."

@@ -157,7 +157,10 @@ def _about_choice(rows: pd.DataFrame) -> str:
         moved = {rank: gain for rank, gain in enumerate(ranked, 1) if sign * gain.mean > gain.half}
         if moved:
             most = extreme(moved, key=lambda rank: moved[rank].mean)
-            words.append(f"{word} rank {_runs(list(moved))} (rank {most} by {stated(moved[most])} dB)")
+            by = Interval(sign * moved[most].mean, moved[most].half)
+            words.append(
+                f"{word} {'ranks' if len(moved) > 1 else 'rank'} {_runs(list(moved))} (rank {most} by {stated(by)} dB)"
+            )
     return f"{listed(words)}."
 
 

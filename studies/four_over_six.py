@@ -47,8 +47,8 @@ def measure(n: int, seeds: tuple[int, ...], trained: Sequence[str] = ()) -> pd.D
     return pd.concat(parts, ignore_index=True)
 
 
-def find(rows: pd.DataFrame) -> str:
-    """The finding, in words, from the measurements."""
+def find(rows: pd.DataFrame, reason: str = "") -> str:
+    """The finding, in words, from the measurements; reason: why there are no trained data."""
     found, normal = summarize(rows), rows[(rows.source == "gaussian") & (rows.part == "rule")]
     told = [_on_trained(rows, kind) for kind in data.REAL if (rows.source == kind).any()]
     return " ".join(
@@ -61,6 +61,7 @@ def find(rows: pd.DataFrame) -> str:
             _on_products(found),
             *told,
             _on_crest(by_crest(rows)),
+            *([f"Trained data not measured: {reason}."] if reason else []),
         ]
     )
 
@@ -228,7 +229,7 @@ def run(fast: bool) -> Result:
     )
     figure = drawn.where(positions)
     tables = (rules_table(rows, reason), published(rows), worked, precision_table(rows))
-    return Result(rows, figure, caption, find(rows), seeds, summary, tables=tables, plates=(plate,))
+    return Result(rows, figure, caption, find(rows, reason), seeds, summary, tables=tables, plates=(plate,))
 
 
 STUDY = Study(

@@ -137,7 +137,7 @@ def rules_table(rows: pd.DataFrame, reason: str = "") -> Table:
     caption = (
         "Errors relative to energy, to magnitudes, and to the block's maximum; 95 % intervals over seeds or matrices."
     )
-    absent = f" Trained data not measured: {reason}." if reason else ""
+    absent = " Trained data not measured." if reason else ""
     return Table("rules", pd.DataFrame(lines, columns=names), caption + absent)
 
 

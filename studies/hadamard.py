@@ -141,8 +141,11 @@ def _about_outliers(outliers: pd.DataFrame) -> str:
         ranks = {verdict(found) for found in large.values()}
         low, high = (pick(large.items(), key=lambda item: item[1].mean) for pick in (min, max))
         text = f"{name} ({low[1].mean:+.1f} dB at {low[0]} to {high[1].mean:+.1f} at {high[0]})"
-        kinds["gain" if ranks <= {0, 1} else "lose" if ranks <= {0, -1} else "do either"].append(text)
-    told = [f"{listed(names)} {kind}" for kind, names in kinds.items() if names]
+        kinds["gain" if ranks <= {0, 1} else "lose" if ranks <= {0, -1} else "do either"].append(
+            text.replace("-0.0", "0.0")
+        )
+    one = {"gain": "gains", "lose": "loses", "do either": "does either"}
+    told = [f"{listed(names)} {kind if len(names) > 1 else one[kind]}" for kind, names in kinds.items() if names]
     return (
         f"With one outlier in {data.SPACING} values, {min(data.OUTLIERS[1:])} to {max(data.OUTLIERS)} standard "
         f"deviations large: {'; '.join(told)}."
@@ -158,7 +161,8 @@ def _about_winners(outliers: pd.DataFrame) -> str:
     return f"The integer of a pair has the higher QSNR, of {len(data.OUTLIERS)} outlier sizes, in: {listed(told)}."
 
 
-def _about_signs(signs: pd.DataFrame, constants: pd.DataFrame) -> str:
+def _signs_apart(signs: pd.DataFrame) -> str:
+    """At which offsets deterministic signs have less or more error than random ones, outside the interval."""
     told = []
     for name in hadamard_draw.SIGN_FORMATS:
         each = signs[signs.format == name]
@@ -166,6 +170,10 @@ def _about_signs(signs: pd.DataFrame, constants: pd.DataFrame) -> str:
         sides = [(word, [str(m) for m in ranks if ranks[m] == side]) for word, side in (("less", 1), ("more", -1))]
         text = " and ".join(f"{word} at m = {', '.join(at)}" for word, at in sides if at)
         told.append(f"{name} {text or 'no other at any m'}")
+    return "; ".join(told)
+
+
+def _about_signs(signs: pd.DataFrame, constants: pd.DataFrame) -> str:
     square = signs[signs.offset > 0].assign(square=signs.rms_error**2)
     mean = square.groupby(["format", "offset", "signs"]).square.mean().unstack()
     idle = int((mean["none"] < mean[["deterministic", "random"]].min(axis=1)).sum())
@@ -173,10 +181,9 @@ def _about_signs(signs: pd.DataFrame, constants: pd.DataFrame) -> str:
     return (
         "Signs matter to structure: of a constant m in all values, signs of +1 make one coefficient of "
         f"{row.deterministic:.2f} m, random ones many of up to {row.random:.2f} m (median of {int(row['keys'])} "
-        f"draws). On normal numbers plus m, deterministic signs have, against random ones: {'; '.join(told)} (error; "
-        "no source states this condition); and no transform at all has the least error of the three in "
-        f"{idle} of {len(mean)} "
-        "pairs of format and m."
+        f"draws). On normal numbers plus m, deterministic signs have, against random ones: {_signs_apart(signs)} "
+        "(error; no source states this condition); and no transform at all has the least error of the three in "
+        f"{idle} of {len(mean)} pairs of format and m."
     )
 
 
@@ -212,7 +219,7 @@ def run(fast: bool) -> Result:
     figure, caption = hadamard_draw.gains(outliers)
     plates = (
         Plate("block", *hadamard_draw.block(seed=1)),
-        Plate("signs", *hadamard_draw.signs(signs)),
+        Plate("signs", *hadamard_draw.signs(signs, _signs_apart(signs))),
     )
     finding = find(outliers, tails, signs, constants)
     summary = summarize(outliers, tails, signs)

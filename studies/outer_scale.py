@@ -75,19 +75,31 @@ def _about_company(rows: pd.DataFrame) -> str:
     bytes_too = [scope for scope in lowest.index if lowest.codes[scope] == 1]
     values = [scope for scope in lowest.index if lowest["values"][scope] == 1]
     only = [scope for scope in values if scope not in bytes_too]
-    moved = over_seeds(rows[rows.change.isin(["half of the tokens", "one token x 10"])], ["scope"], "values")
-    others = [f"{scope} {moved[scope,].text(0, 100)} %" for scope in lowest.index if scope not in values]
+    one = rows[rows.format == rows.format.iloc[0]]  # formats see the same tensors: they are no further seeds
+    part = over_seeds(one, ["scope", "change"], "values")
+    halved, grown = (
+        listed(f"{scope} {part[scope, change].text(0, 100)} %" for scope in lowest.index if scope not in values)
+        for change in ("half of the tokens", "one token x 10")
+    )
     told = [
-        f"Whether tokens leave, come, change order or expert, or one grows tenfold, a token's bytes stay with an outer "
-        f"scale for each {listed(bytes_too)}"
+        f"Whether tokens leave, come, change order or expert, or one grows tenfold, a token's bytes stay where the "
+        f"scope of the outer scale is {' or '.join(bytes_too)}"
         if bytes_too
         else "With no scope do a token's bytes stay whatever its company does"
     ]
     if only:
-        told.append(f"its decoded values, though not all bytes, stay also with {listed(only)}")
-    if others:
-        told.append(f"when half of the tokens leave or one grows tenfold, values stay bit-equal for {listed(others)}")
-    return "; ".join(told) + "."
+        told.append(f"its decoded values, though not all bytes, stay also where it is {' or '.join(only)}")
+    if len(values) < len(lowest):
+        told.append(
+            f"otherwise the tokens whose values stay are, when half of the tokens leave, {halved}, and when one grows "
+            f"tenfold, {grown} ({one.format.iloc[0]})"
+        )
+    return _bracketed("; ".join(told) + ".")
+
+
+def _bracketed(text: str) -> str:
+    """Names of scopes as they read in a list: `token (power of two)`."""
+    return text.replace(", power of two", " (power of two)")
 
 
 def _about_leak(rows: pd.DataFrame) -> str:
@@ -107,17 +119,16 @@ def _about_leak(rows: pd.DataFrame) -> str:
 
 def _about_power(frames: Frames) -> str:
     rows = frames["leaks"]
-    power = rows[rows.scope == "tensor, power of two"].groupby("factor").changed.max()
+    rows = rows[rows.scope == "tensor, power of two"]
+    power = rows.groupby("factor").changed.max()
     clean = [factor for factor in power.index if (power[power.index <= factor] == 0).all()]
     if not clean:
         return "A power of two for the tensor leaks as well."
     most = max(clean)
     beyond = min((factor for factor in power.index if factor > most), default=None)
-    after = (
-        ""
-        if beyond is None
-        else f", and up to {100 * power[beyond]:.1f} % at {beyond:g}, as block scales are subnormal"
-    )
+    most_of = rows[rows.factor == beyond].groupby("format", sort=False).changed.max()
+    shares = listed(f"{100 * share:.1f} % in {fmt}" for fmt, share in most_of.items()) if beyond is not None else ""
+    after = f", and up to {shares} at {beyond:g}, as block scales are subnormal" if shares else ""
     return (
         f"One for the tensor, rounded up to a power of two, leaks nothing up to a factor of {most:g}{after}: no source "
         "states that a power of two makes values independent of their company without a scale per token."
@@ -153,8 +164,8 @@ def _about_error(rows: pd.DataFrame) -> str:
     verdict = (
         f"scopes differ by {100 * apart:.1f} % at most" if apart < 0.02 else f"scopes differ by {100 * apart:.0f} %"
     )
-    names = ", ".join(scope.name for scope in cases.SCOPES[:-1]) + f" or {cases.SCOPES[-1].name}"
-    return f"For equal tokens {verdict} in error ({listed(told)} thousandths, {names})."
+    names = _bracketed(" / ".join(scope.name for scope in cases.SCOPES))
+    return f"For equal tokens {verdict} in error ({listed(told)} thousandths for {names})."
 
 
 TOLERANCE = 0.03

@@ -14,16 +14,18 @@ DIR/NAME/ holds
 
 A study is written into a temporary folder beside its place and renamed into it at the end: its folder is absent, the
 former one, or complete. When it fails, nothing is written. CSV and JSON numbers read back to the same bits.
+`report` runs what is not finished (see `kept`) with the parts that were measured before.
 """
 
 import contextlib
 import importlib.metadata
 import io
-import json
 import multiprocessing
 import os
 import shlex
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -46,6 +48,7 @@ from . import (
     formats,
     four_over_six,
     hadamard,
+    kept,
     moe_timeline,
     outer_scale,
     plots,
@@ -105,10 +108,10 @@ def run_study(study: Study, out: Path, fast: bool, command: str) -> Path:
         Whatever the study raises. No folder of the study is written then; parts that were measured are kept.
     """
     require_writable(out)
-    began = time.perf_counter()
+    began, sources = time.perf_counter(), kept.sources(study)  # before it runs: files may be edited meanwhile
     with _threads(study.threads), cache.using(out / ".cache"):
         result = study.run(fast)
-    meta = _meta(study, result, fast, command, time.perf_counter() - began)
+    meta = _meta(study, result, fast, command, time.perf_counter() - began) | {"sources": sources}
     target = out / study.name
     with _replacing(target) as folder:
         result.rows.to_csv(folder / "rows.csv", index=False, lineterminator="\n")
@@ -137,8 +140,8 @@ def require_writable(out: Path) -> None:
 
 
 def finished(out: Path) -> list[Path]:
-    """The folders of finished studies in `out`, those of known studies first and in their order."""
-    names = sorted(path.parent.name for path in out.glob("[!.]*/meta.json"))
+    """The folders of complete studies in `out`, those of known studies first and in their order."""
+    names = sorted(path.parent.name for path in out.glob("[!.]*/meta.json") if kept.read(path.parent) is not None)
     known = [name for name in STUDIES if name in names]
     return [out / name for name in [*known, *(name for name in names if name not in known)]]
 
@@ -188,31 +191,34 @@ def _report(fast: bool = False, out: Path = OUT, workers: int = 2) -> None:
     if workers < 1:
         raise ValueError(f"workers={workers}: use 1 or more")
     require_writable(out)
-    missing = [name for name in STUDIES if not _is_finished(out / name, fast)]
-    run_together(missing, out, fast, workers)
-    folders = finished(out)
-    write_atomic(out / "report.html", report.studies(folders).encode())
+    with kept.alone(out):
+        missing = [name for name, study in STUDIES.items() if not kept.is_finished(study, out / name, fast)]
+        run_together(missing, out, fast, workers)
+        folders = finished(out)
+        write_atomic(out / "report.html", report.studies(folders).encode())
     print(f"{len(folders)} studies in {out / 'report.html'}")
 
 
 def run_together(names: Sequence[str], out: Path, fast: bool, workers: int) -> None:
     """Run several studies in processes of their own, with one progress bar; those that must run alone come last.
 
-    Raises: as `run_study`, for the first that fails; those that are finished are kept, others are not begun.
+    Raises: as `run_study`, for the first that fails; finished ones are kept, others not begun.
     """
     # a new interpreter: a forked one would inherit torch's thread pool without its threads
     context = multiprocessing.get_context("spawn")
     shared, alone = ([name for name in names if find(name).alone is kind] for kind in (False, True))
     with Progress(len(names), "studies") as progress:
         for batch, count in ((shared, workers), (alone, 1)):
-            with ProcessPoolExecutor(count, context) as pool:
+            with ProcessPoolExecutor(count, context, _end_with, (os.getpid(),)) as pool:
                 futures = {pool.submit(_run_one, name, out, fast): name for name in batch}
                 try:
                     for future in as_completed(futures):
                         future.result()
                         progress.advance(1, futures[future])
-                except BaseException:
-                    pool.shutdown(cancel_futures=True)
+                except BaseException as error:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    for worker in () if isinstance(error, Exception) else multiprocessing.active_children():
+                        worker.terminate()  # an interrupt does not wait; parts are kept
                     raise
 
 
@@ -227,10 +233,17 @@ def _command(name: str, out: Path, fast: bool) -> str:
     )
 
 
-def _is_finished(folder: Path, fast: bool) -> bool:
-    """Whether a study is there in the version asked for, or in the full one."""
-    path = folder / "meta.json"
-    return path.exists() and (fast or not json.loads(path.read_bytes())["fast"])
+def _end_with(parent: int) -> None:
+    """In a worker: interrupts are the parent's to handle, and when it has been killed the worker ends too."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)  # files are written whole or not at all
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _meta(study: Study, result: Result, fast: bool, command: str, seconds: float) -> dict[str, Any]:
@@ -275,7 +288,7 @@ def _replacing(target: Path) -> Iterator[Path]:
     new.mkdir(parents=True)
     try:
         yield new
-        if target.exists():
+        with contextlib.suppress(FileNotFoundError):
             # a folder cannot be renamed over a full one; what is between these two lines can be lost only to a kill
             target.rename(old)
         new.rename(target)

@@ -433,7 +433,10 @@ def test_the_finding_states_what_was_measured(result: Result, found: cases.Cases
             if of == fmt
         ]
         always = len(set.intersection(*same))
-        assert f"; {always} of the other {count - 1} have no significant difference to {reference} on" in result.finding
+        have = "has" if always == 1 else "have"
+        assert (
+            f"; {always} of the other {count - 1} {have} no significant difference to {reference} on" in result.finding
+        )
     assert result.finding.endswith("5 seeds of 65,536 values, 95 % intervals over seeds.")
 
 

@@ -141,7 +141,8 @@ def test_trained_matrices(rows: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -
     assert f"On trained weights (3 matrices, intervals over them) choosing saves {100 * np.mean(gain):.1f} ±" in text
     assert "trained activations" not in text and "2 seeds of" in text
     caption = tables.rules_table(rows, "no extra").caption
-    assert caption.endswith("Trained data not measured: no extra.")
+    assert caption.endswith("Trained data not measured.")
+    assert study.find(rows, "no extra").endswith("Trained data not measured: no extra.")
 
 
 @pytest.mark.parametrize(("points", "expected"), [(6.0, 7 / 48), (4.0, 15 / 128), (None, 19 / 256)])

@@ -50,7 +50,7 @@ def test_equal_inputs_are_measured_once_and_read_back_to_the_same_bits(tmp_path)
 def test_a_change_of_the_sources_measures_anew(tmp_path, monkeypatch):
     with cache.using(tmp_path):
         cache.part(measured, seed=1)
-        monkeypatch.setattr(cache, "_sources", lambda module: "other")
+        monkeypatch.setattr(cache, "sources", lambda module: "other")
         cache.part(measured, seed=1)
     assert len(calls) == 2
 
@@ -64,3 +64,36 @@ def test_a_failure_keeps_nothing_of_its_own(tmp_path):
     assert not (tmp_path / "kept").exists()
     with pytest.raises(TypeError, match="part is a DataFrame"):
         cache.part(lambda: 3)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-9], lambda data: data.replace(b"1.5", b"1.6"), lambda data: b"\xff"]
+)
+def test_a_damaged_part_is_measured_again(tmp_path, damage):
+    with cache.using(tmp_path):
+        cache.part(measured, seed=1)
+        (path,) = tmp_path.iterdir()
+        whole = path.read_bytes()
+        assert damage(whole) != whole
+        path.write_bytes(damage(whole))
+        pd.testing.assert_frame_equal(cache.part(measured, seed=1), measured(), check_exact=True)
+        assert path.read_bytes() == whole
+
+
+def test_sources_are_the_module_and_what_it_imports_of_its_folder(tmp_path):
+    texts = {
+        "a": "from . import b, plots_of_none\nfrom json import loads",
+        "b": "from .c import x",
+        "c": "x = 1",
+        "d": "",
+    }
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    assert [path.stem for path in cache.files(tmp_path / "a.py")] == ["a", "b", "c"]
+    before = cache.sources(tmp_path / "a.py")
+    (tmp_path / "d.py").write_text("y = 2")
+    cache.sources.cache_clear()
+    assert cache.sources(tmp_path / "a.py") == before
+    (tmp_path / "c.py").write_text("x = 2")
+    cache.sources.cache_clear()
+    assert cache.sources(tmp_path / "a.py") != before

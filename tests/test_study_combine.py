@@ -163,3 +163,11 @@ def test_run_is_complete(measured: Measured, monkeypatch: pytest.MonkeyPatch) ->
     assert [table.name for table in result.tables] == ["wires", "sizes", "least", "norms", "published"]
     assert len(result.rows) == sum(map(len, measured)) and [plate.name for plate in result.plates] == ["trade"]
     assert set(result.summary["errors"]) == {wire.name for wire in data.WIRES}
+
+
+def test_moments_by_hand() -> None:
+    """E4M3 keeps a normal value within a sixteenth of itself; only what is off by more counts as beyond."""
+    x, decoded = torch.tensor([[16.0, -16.0, 1.0, 5.0]]), torch.tensor([[17.0, -17.125, 1.0, 0.0]])
+    found = data.moments(x, decoded, torch.tensor([[True, True, True, False]]))
+    expected = {"square": (1 + 1.125**2) / 3, "energy": 513 / 3, "mean": 2.125 / 3, "largest": 1.125, "beyond": 1 / 3}
+    assert found == pytest.approx(expected | {"n": 3}, rel=1e-12)

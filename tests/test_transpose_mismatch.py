@@ -141,3 +141,11 @@ def test_words_follow_the_numbers(rows: pd.DataFrame) -> None:
     text = study.find(other, small.reaches(), losses)
     assert "A tile of 16x16 differs in up to 25.0%" in text and "not as independent ones" in text
     assert "power-of-two" not in text and "no source we know" not in text
+
+
+def test_saved_rows_are_requantized_along_columns() -> None:
+    """Half of each row is too small for a scale that it shared with the other half, but not for its columns' own."""
+    x = torch.randn(32, 32, generator=torch.Generator().manual_seed(0))
+    x[:, 16:] *= 2.0**-17
+    rows, columns = data.CASES["NVFP4 saved, MXFP8"].decode(x, 0)
+    assert (rows[:, 16:] != 0).any() and bool(((columns - rows).abs() <= rows.abs() / 8).all())
