@@ -246,10 +246,19 @@ def run(fast: bool) -> Result:
         "Left: share of blocks in which two dialects make different bytes, on bfloat16 data below the diagonal and on "
         f"float32 data above it; white where none of {len(seeds)} seeds has one. A white square is a class of dialects "
         "that are alike. Beside it, in the same order: SQNR, and gain, the paired difference to exact (NVFP4, in "
-        f"decades outside ± {TINY} dB) or to ocp_floor (MX), with 95 % intervals over seeds."
+        f"decades outside ± {TINY} dB) or to ocp_floor (MX), with 95 % intervals over seeds. {_squares(rows)}"
     )
     summary = {"details": details(rows)} | _summary(summarize(rows))
     return Result(rows, draw(rows), caption, find(rows), seeds, summary)
+
+
+def _squares(rows: pd.DataFrame) -> str:
+    """How many classes each matrix shows, of how many dialects."""
+    told = [
+        f"{fmt}, {kind}, {dtype}: {len(case.classes)} of {len(case.shares)}"
+        for (fmt, kind, dtype), case in summarize(rows).items()
+    ]
+    return f"Classes, of dialects: {'; '.join(told)}."
 
 
 def _summary(cases: Cases) -> dict[str, Any]:

@@ -201,7 +201,7 @@ def run(fast: bool) -> Result:
     caption = (
         "Left: every positive value of each element format over its largest one, on a scale of powers of two; right: "
         "the step from each value to the next over the value, saw-toothed in floating point, inversely proportional "
-        f"in fixed point, where small values lose their precision instead. E5M2 goes on to "
+        f"in fixed point, where small values lose their precision instead. {_steps(grids)} E5M2 goes on to "
         f"2^-{math.log2(reach(nm.E5M2)):.1f}."
     )
     summary = {"ranges": ranges, "qsnr_by_rank": {name: [i.mean for i in each] for name, each in found.items()}}
@@ -210,6 +210,15 @@ def run(fast: bool) -> Result:
         rows, formats_draw.draw_grids(grids), caption, find(rows, table), seeds, summary,
         tables=tables, plates=(wide, plate),
     )  # fmt: skip
+
+
+def _steps(grids: pd.DataFrame) -> str:
+    """What the figure's right side shows, in numbers: steps over values, of normal values where there are others."""
+    shown = grids[grids.normal & grids.spacing.notna()].groupby("format").spacing.agg(["min", "max"])
+    told = [
+        f"{shown.loc[name, 'min']:.1%} to {shown.loc[name, 'max']:.1%} in {name}" for name in ("E2M1", "E4M3", "S2F6")
+    ]
+    return f"A step is {listed(told)} of a value that is not subnormal."
 
 
 def _rank_caption(found: dict[str, list[Interval]], seeds: int) -> str:
