@@ -1,6 +1,7 @@
-"""Settings of every test run, made before a test module is imported."""
+"""Settings of every test run, made before a test module is imported; and a fixture that several modules use."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,3 +16,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # without a GPU Triton's kernels run in its interpreter, which is chosen before triton is imported
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Torch on one thread while a module's tests run: small operations are fastest so."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -5,7 +5,6 @@ made by hand. Published errors on random numbers are gated by test_oracle_number
 """
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
@@ -24,13 +23,7 @@ from studies.interval import stated
 ABSENT = "real data need the extra `real`"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small operations are fastest on one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ blocks. Equal unless a comment says why not.
 
 import math
 import re
-from collections.abc import Iterator
 from fractions import Fraction
 
 import pandas as pd
@@ -18,14 +17,7 @@ from studies import formats as study
 from studies import formats_grids
 from studies.interval import stated
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small operations are fastest on one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 Oracles: rows traced by their contents; E4M3's least number and the tie below it, in closed form; a loop over tokens.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,13 +15,7 @@ from studies import outer_scale_cases as cases
 SMALL = study.Size((4, 8, 128), (0, 1, 2))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small operations are fastest on one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

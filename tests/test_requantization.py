@@ -4,7 +4,6 @@ Oracle: the definition of unbiasedness (independent errors average out as 1/n), 
 operands, and the numbers of the article's worked example. Tolerances are derived where they stand.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +17,7 @@ from studies import requantization as study
 SIZE = 256  # 64 K values
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small operations are fastest on one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def require_unbiased(operand: study.Operand, rounding: nm.Rounding, seed: int) -> None:

@@ -4,7 +4,6 @@ Oracles: variance and bias by numpy's definitions; exact means by going through 
 survive MXFP8 by their significands; published values. Small samples: the claims tested are many intervals wide.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +19,7 @@ from studies import requantization_published as published
 SMALL = study.Size(128, 6, tuple(range(5)))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small operations are fastest on one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ recomputation, 3 %); crossings by hand. Tolerances are derived where they stand.
 """
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
@@ -24,13 +23,7 @@ from studies import combine_table as tables
 Measured = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small operations are fastest on one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

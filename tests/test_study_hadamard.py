@@ -6,7 +6,6 @@ tensors, which the chosen tail must give. Tolerances are derived where they stan
 """
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
@@ -20,14 +19,7 @@ from studies import hadamard_data as data
 from studies import hadamard_draw as drawing
 from studies import hadamard_table as tables
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small operations are fastest on one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
