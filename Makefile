@@ -20,6 +20,10 @@ DEV := .venv/stamp-$(HERE)-dev
 
 PIP := .venv/bin/python -m pip install --disable-pip-version-check
 
+# Tests run on all cores (tests/conftest.py says how many processes), a module's tests in one process and in their order:
+# what they share is made once, and a record has one writer. `make test SPREAD=` uses one process.
+SPREAD ?= -n auto --dist loadfile
+
 # A candidate must run (a shim may not), be a version that torch has builds for, and be able to make an environment
 # with pip (some systems ship these parts apart).
 FIT := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
@@ -41,10 +45,10 @@ test: $(DEV)
 	.venv/bin/python -m ruff check
 	.venv/bin/python -m ruff format --check
 	.venv/bin/python -m mypy
-	.venv/bin/python -m pytest -q --durations=10
+	.venv/bin/python -m pytest -q --durations=10 $(SPREAD)
 
 exhaustive: $(DEV)
-	.venv/bin/python -m pytest -q --durations=10 -m ''
+	.venv/bin/python -m pytest -q --durations=10 $(SPREAD) -m ''
 
 gpu: $(DEV)
 	.venv/bin/fourbit validate --device cuda --out results/validate.json

@@ -1,26 +1,48 @@
-"""Settings of every test run, made before a test module is imported; and a fixture that several modules use."""
+"""Settings of every test run and of every worker of a parallel one; and a fixture that several modules use.
+
+`make test` spreads the tests over processes (pytest-xdist) by whole modules: what a module's tests share is made once,
+and its records have one writer. `pytest` without `-n` runs in one process.
+"""
 
 import os
 from collections.abc import Iterator
 
 import pytest
-import torch
+
+# Every worker imports torch, 0.4 to 1 GB of memory; and the longest module bounds what more of them gain.
+MOST_WORKERS = 8
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make a run depend less on the machine. The settings reach the processes that tests start."""
-    # FP32 sums depend on the number of threads: the same one everywhere; more only wait for each other in small tests
+    # FP32 sums depend on the number of threads: the same one everywhere; more only wait for each other in small tests.
+    # Where a test asks for more they must not spin while they wait: with other work on the cores that takes minutes.
+    # Both are read when torch is loaded, hence its late import.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # draw figures without a window
     os.environ["MPLBACKEND"] = "Agg"
+    import torch
+
     # without a GPU Triton's kernels run in its interpreter, which is chosen before triton is imported
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Workers of `-n auto`: one for each core that this process may use, none (no other process) for a single core."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None  # xdist reads it
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 0 if cores == 1 else min(cores, MOST_WORKERS)
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Torch on one thread while a module's tests run: small operations are fastest so."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -279,10 +279,16 @@ def test_a_fault_in_one_row_of_a_tall_output_is_named():
 # Large tensors: laws are tried on the first rows, and the best are run on all.
 
 
-@pytest.mark.parametrize("fmt", [nm.NVFP4, nm.NVFP4_46, nm.MXFP8], ids=lambda fmt: fmt.name)
-@pytest.mark.parametrize("outer", ["tensor", "row"])
-def test_a_large_tensor_is_judged_as_a_small_one(fmt: nm.BlockFormat, outer: str, monkeypatch: pytest.MonkeyPatch):
-    d = dump_of(HEAVY, fmt, outer=outer) if fmt != nm.MXFP8 else dump_of(HEAVY, fmt)
+@pytest.mark.parametrize(
+    ("fmt", "how"),
+    [
+        *[(fmt, {"outer": outer}) for outer in ("tensor", "row") for fmt in (nm.NVFP4, nm.NVFP4_46)],
+        (nm.MXFP8, {}),
+    ],
+    ids=lambda value: value.name if isinstance(value, nm.BlockFormat) else value.get("outer", "no outer"),
+)
+def test_a_large_tensor_is_judged_as_a_small_one(fmt: nm.BlockFormat, how: dict, monkeypatch: pytest.MonkeyPatch):
+    d = dump_of(HEAVY, fmt, **how)
     one = d["scales"].clone()
     one[40, 3] += 1
     truncated = nm.quantize(HEAVY, fmt, rounding=R.TOWARD_ZERO).codes

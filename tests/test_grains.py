@@ -110,8 +110,8 @@ def losses(folder: Path) -> list[tuple[float, ...]]:
 
 
 def run(folder: Path, **fields: Any) -> list[tuple[float, ...]]:
-    common = {"preset": "fourbit", "steps": 4, "warmup": 1, "batch": 4, "grain": 1, "eval_sequences": 4}
-    config = TrainConfig(folder, **{**common, "eval_every": 2, "progress": "hide", "model": SMALL, **fields})
+    common = {"preset": "fourbit", "steps": 3, "warmup": 1, "batch": 4, "grain": 1, "eval_sequences": 4}
+    config = TrainConfig(folder, **{**common, "eval_every": 3, "progress": "hide", "model": SMALL, **fields})
     train(config, ops)
     return losses(folder)
 

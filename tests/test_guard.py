@@ -23,7 +23,7 @@ from reference.model import Transformer
 from reference.presets import preset
 from reference.recipe import switched
 from reference.schedule import schedule
-from reference.train import train
+from reference.train import TrainConfig, train
 
 DEPTH = SMALL.depth
 
@@ -142,16 +142,27 @@ def test_without_a_reference_a_loss_is_judged_by_its_own_last_ones(tmp_path: Pat
 # ------------------------------------------------------------------------------------------------ resume
 
 
-@pytest.mark.parametrize("last", [2, 3, 4, 5])
-def test_a_raised_run_that_is_interrupted_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path: Path, last: int) -> None:
-    """Raised in step 3; checkpoints are those of steps 2, 4 and 6: what was raised is lost, or read from the log."""
-    run = config(tmp_path / "whole", steps=7, monitor_every=3, checkpoint_every=2, raise_loss=0.2)
+@pytest.fixture(scope="module")
+def raised_run(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    """A run of seven steps, never interrupted, in which the loss raises layers in step 3 and nothing else changes."""
+    folder = tmp_path_factory.mktemp("raised")
+    run = config(folder / "whole", steps=7, monitor_every=3, checkpoint_every=2, raise_loss=0.2)
     run = dataclasses.replace(run, preset="mxfp8", layer_presets={1: "nvfp4_all"}, raise_to="bf16")
-    plain = train(dataclasses.replace(run, out=tmp_path / "plain", raise_loss=None, raise_to="mxfp8"), ops).train_losses
-    reference = write_log(tmp_path / "reference", {1: plain[0], 2: plain[1], 3: plain[2] / 2, 4: 100.0})
+    plain = train(dataclasses.replace(run, out=folder / "plain", raise_loss=None, raise_to="mxfp8"), ops).train_losses
+    reference = write_log(folder / "reference", {1: plain[0], 2: plain[1], 3: plain[2] / 2, 4: 100.0})
     run = dataclasses.replace(run, monitor_reference=reference)
-    train(run, ops)
+    ends = train(run, ops).train_losses
     assert list(raised(run.out)) == [3]
+    assert ends[:3] == plain[:3] and ends[3:] != plain[3:]
+    return run
+
+
+@pytest.mark.parametrize("last", [2, 3, 4, 5])
+def test_a_raised_run_that_is_interrupted_ends_bit_for_bit_like_an_uninterrupted_one(
+    tmp_path: Path, raised_run: TrainConfig, last: int
+) -> None:
+    """Raised in step 3; checkpoints are those of steps 2, 4 and 6: what was raised is lost, or read from the log."""
+    run = raised_run
 
     def interrupt(record: dict[str, Any]) -> None:
         if record["step"] == last:
@@ -164,8 +175,6 @@ def test_a_raised_run_that_is_interrupted_ends_bit_for_bit_like_an_uninterrupted
     assert lines(parts.out) == lines(run.out)
     ends = [checkpoint.latest(folder) for folder in (run.out, parts.out)]
     assert ends[0] is not None and ends[1] is not None and ends[0].read_bytes() == ends[1].read_bytes()
-    ends = train(run, ops).train_losses
-    assert ends[:3] == plain[:3] and ends[3:] != plain[3:]
 
 
 def test_a_run_without_thresholds_may_be_resumed_with_another_monitor_or_none(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ numerics <- reference <- studies <- notebooks and numerics <- hw <- studies. `fo
 """
 
 import ast
+import functools
 import graphlib
 import os
 import re
@@ -84,12 +85,18 @@ def files(root: Path) -> list[Path]:
     return sorted({root / name for name in listed.split("\0") if name and (root / name).is_file()})
 
 
+@functools.cache
+def parsed(text: str, name: str) -> ast.Module:
+    """Once for all checks, which only read it."""
+    return ast.parse(text, name)
+
+
 def modules(root: Path, *folders: str) -> Iterator[tuple[Path, ast.Module]]:
     """The Python files at or below `folders` as (path relative to the root, parsed file)."""
     for path in files(root):
         relative = path.relative_to(root)
         if relative.suffix == ".py" and relative.parts[0] in folders:
-            yield relative, ast.parse(path.read_text("utf-8"), str(relative))
+            yield relative, parsed(path.read_text("utf-8"), str(relative))
 
 
 def source(root: Path) -> Iterator[tuple[Path, ast.Module]]:

@@ -219,7 +219,7 @@ def test_a_run_that_fails_stops_no_other(done: loss_order.OrderConfig, tmp_path:
     shutil.copytree(done.out / "runs", runs)
     (runs / "mxfp8/1").mkdir(parents=True)
     (runs / "mxfp8/1/other").write_text("x")
-    config = replace(done, out=tmp_path / "out", runs=runs, recipes=("bf16", "mxfp8", "fourbit"))
+    config = replace(done, out=tmp_path / "out", runs=runs, recipes=("bf16", "mxfp8", "fourbit"), workers=1)
     failed = loss_order.order(config)
     assert list(failed) == ["mxfp8, seed 1"] and "holds files but no run" in failed["mxfp8, seed 1"]
     assert "Left out: `mxfp8`, seed 1 failed: out " in (config.out / "table.md").read_text()

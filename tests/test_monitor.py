@@ -310,7 +310,8 @@ def test_which_steps_are_due() -> None:
 def test_windows_end_at_measured_steps_and_span_no_checkpoint(
     tmp_path: Path, every: int, saves: int, transitions: dict[int, int]
 ) -> None:
-    train(config(tmp_path / "run", steps=20, monitor_every=every, checkpoint_every=saves), ops)
+    fields = {"monitor_every": every, "checkpoint_every": saves, "batch": 1, "eval_every": 20, "eval_sequences": 1}
+    train(config(tmp_path / "run", steps=20, **fields), ops)
     found = {r["step"]: r["monitor"].get("0.weights.transitions") for r in lines(tmp_path / "run") if "monitor" in r}
     assert {step: n for step, n in found.items() if n is not None} == transitions
 

@@ -8,13 +8,14 @@ Losses, logs and checkpoints are compared bit for bit, times left out.
 import dataclasses
 import json
 import math
+import multiprocessing
 import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +34,7 @@ from reference.expert import Draw
 from reference.log import read_log
 from reference.model import ModelConfig
 from reference.optimizer import learning_rate
-from reference.train import TrainConfig, TrainingStopped, train
+from reference.train import Result, TrainConfig, TrainingStopped, train
 
 SMALL = ModelConfig(dim=32, depth=6, heads=2, experts=4, expert_dim=32, shared_dim=32, sequence=16)
 
@@ -304,27 +305,22 @@ def test_a_second_writer_is_refused(config: TrainConfig, model: type[StandIn]) -
 
 # ------------------------------------------------------------------------------------------------ SIGKILL
 
-# Trains, and kills itself while it saves the checkpoint of step 4, at the point that the first argument names.
-CHILD = """
-import os, signal, sys
-from numerics import ops
-from reference import train
 
-point, *arguments = sys.argv[1:]
-replace = os.replace
+def child(point: str, arguments: list[str]) -> None:
+    """Train in a process of its own; at `point`, if there is one, a kill meets the save of step 4's checkpoint."""
+    replace = os.replace
 
-def killing_replace(source, target):
-    mine = point and os.path.basename(target) == "checkpoint-00000004.safetensors"
-    if mine and point == "half-written":
-        os.truncate(source, os.path.getsize(source) // 2)
-    if not mine or point == "replaced":
-        replace(source, target)
-    if mine:
-        os.kill(os.getpid(), signal.SIGKILL)
+    def killing_replace(source: Path, target: Path) -> None:
+        mine = point and os.path.basename(target) == "checkpoint-00000004.safetensors"
+        if mine and point == "half-written":
+            os.truncate(source, os.path.getsize(source) // 2)
+        if not mine or point == "replaced":
+            replace(source, target)
+        if mine:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-os.replace = killing_replace
-sys.exit(train.main(arguments, ops))
-"""
+    os.replace = killing_replace
+    sys.exit(trainer.main(arguments, ops))
 
 
 def real(folder: Path) -> TrainConfig:
@@ -332,7 +328,7 @@ def real(folder: Path) -> TrainConfig:
     return TrainConfig(
         out=folder,
         data=random.__file__,
-        steps=30,
+        steps=12,
         batch=2,
         grain=1,
         warmup=2,
@@ -345,9 +341,13 @@ def real(folder: Path) -> TrainConfig:
     )
 
 
-def start(config: TrainConfig, point: str = "") -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", CHILD, point, *words(config)]
-    return subprocess.Popen(command, cwd=Path(trainer.__file__).parent.parent)
+def start(config: TrainConfig, point: str = "") -> BaseProcess:
+    """A copy of a process that has imported torch once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])
+    process = context.Process(target=child, args=(point, words(config)))
+    process.start()
+    return process
 
 
 def words(config: TrainConfig) -> list[str]:
@@ -361,41 +361,41 @@ def words(config: TrainConfig) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    train(real(folder), ops)
-    return folder
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return train(real(tmp_path_factory.mktemp("uninterrupted")), ops)
 
 
-def test_a_run_killed_at_random_moments_ends_bit_for_bit_like_an_uninterrupted_one(
-    tmp_path: Path, uninterrupted: Path
-) -> None:
-    config, ends = real(tmp_path / "run"), []
+def test_a_run_killed_at_random_moments_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path: Path) -> None:
+    config, ends = dataclasses.replace(real(tmp_path / "run"), steps=30), []  # not at its end before it is killed
     for _ in range(2):
         before = checkpoint.latest(config.out) if config.out.exists() else None
-        child = start(config)
+        process = start(config)
         deadline = time.monotonic() + 120
         while not config.out.exists() or checkpoint.latest(config.out) in (None, before):
-            assert time.monotonic() < deadline and child.poll() is None
+            assert time.monotonic() < deadline and process.is_alive()
             time.sleep(0.002)
         time.sleep(random.uniform(0, 0.3))
-        child.kill()
-        ends.append(child.wait())
+        process.kill()
+        process.join()
+        ends.append(process.exitcode)
     assert ends[0] == -signal.SIGKILL  # the second may have reached the end on a fast machine
     assert train(config, ops).resumed_from > 0
-    assert_same_run(uninterrupted, config.out)
+    train(dataclasses.replace(config, out=tmp_path / "whole"), ops)
+    assert_same_run(tmp_path / "whole", config.out)
 
 
 @pytest.mark.parametrize(("point", "resumes"), [("half-written", 2), ("written", 2), ("replaced", 4)])
 def test_a_kill_during_a_save_loses_nothing_that_was_saved(
-    tmp_path: Path, uninterrupted: Path, point: str, resumes: int
+    tmp_path: Path, uninterrupted: Result, point: str, resumes: int
 ) -> None:
     config = real(tmp_path / "run")
-    assert start(config, point).wait(120) == -signal.SIGKILL
+    process = start(config, point)
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
     assert any(map(checkpoint.is_leftover, config.out.iterdir())) == (point != "replaced")
     assert train(config, ops).resumed_from == resumes
     assert not any(map(checkpoint.is_leftover, config.out.iterdir()))
-    assert_same_run(uninterrupted, config.out)
+    assert_same_run(uninterrupted.folder, config.out)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="not run: no CUDA device")
@@ -404,7 +404,7 @@ def test_on_a_gpu_too_an_interrupted_run_continues_bit_for_bit(tmp_path: Path) -
         if record["step"] == 5:
             raise KeyboardInterrupt
 
-    config = dataclasses.replace(real(tmp_path / "run"), device="cuda", steps=12)
+    config = dataclasses.replace(real(tmp_path / "run"), device="cuda")
     with pytest.raises(KeyboardInterrupt):
         train(config, ops, on_progress=interrupt)
     assert train(config, ops).resumed_from == 4
@@ -557,15 +557,16 @@ def test_a_folder_that_is_no_run_is_refused(config: TrainConfig, model: type[Sta
 
 
 @pytest.mark.parametrize("which", ["forward", "backward", "both"])
-def test_a_late_switch_changes_the_steps_after_it_and_no_others(which: str, tmp_path: Path) -> None:
+def test_a_late_switch_changes_the_steps_after_it_and_no_others(
+    which: str, tmp_path: Path, uninterrupted: Result
+) -> None:
     """Half of the steps are those of the run without a switch; the first one after it equals a step of a run that
     follows the other recipe from the same weights, which `both` of bf16 is."""
-    plain = train(real(tmp_path / "plain"), ops)
     config = dataclasses.replace(real(tmp_path / which), switch_at=0.5, switch_pass=which)
     seen = train(config, ops)
     half = config.steps // 2
     # the loss of a step is that of the forward before it
-    same = [a == b for a, b in zip(plain.train_losses, seen.train_losses, strict=True)]
+    same = [a == b for a, b in zip(uninterrupted.train_losses, seen.train_losses, strict=True)]
     first = half if which != "backward" else half + 1
     assert all(same[:first]) and not any(same[first:])
 
@@ -603,12 +604,12 @@ def test_a_switch_that_cannot_be_is_refused(changes: dict, words: str, tmp_path:
     assert not (tmp_path / "run").exists()
 
 
-def test_activations_are_recorded_for_validation(tmp_path: Path) -> None:
+def test_activations_are_recorded_for_validation(tmp_path: Path, uninterrupted: Result) -> None:
     """What the experts of the last step read: the same run without recording has the same bits."""
-    plain = train(real(tmp_path / "plain"), ops)
     config = dataclasses.replace(real(tmp_path / "run"), activations=tmp_path / "activations.safetensors")
     result = train(config, ops)
-    assert result.train_losses == plain.train_losses and result.heldout_losses == plain.heldout_losses
+    assert result.train_losses == uninterrupted.train_losses
+    assert result.heldout_losses == uninterrupted.heldout_losses
     kept = load_file(config.activations)
     assert list(kept) == [f"layer {i}" for i in range(config.model.depth)]
     rows = config.grain * config.model.sequence
