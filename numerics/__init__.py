@@ -41,7 +41,6 @@ from .rounding import Rounding
 
 __all__ = [
     "ACCUMULATORS",
-    "Accumulator",
     "BF16",
     "BLOCK_FORMATS",
     "E2M1",
@@ -72,6 +71,7 @@ __all__ = [
     "S2F6",
     "TF32",
     "UE4M3",
+    "Accumulator",
     "BlockFormat",
     "BlockTensor",
     "Format",

@@ -100,7 +100,7 @@ def _fused(
 _FP8 = (E4M3, E5M2)
 _MX = (MXFP8, MXFP8_E5M2, MXFP6_E2M3, MXFP6_E3M2, MXFP4)
 _TABLE = (
-    _whole("exact", "none", "none", "the exact sum rounded once to FP32, nearest even: Kulisch's accumulator"),
+    _whole("exact", "exact", "none", "the exact sum rounded once to FP32, nearest even: Kulisch's accumulator"),
     _whole("fp32", "sequential", "any", "IEEE 754: every product rounded to FP32, then added in order of k"),
     _whole("library", "library", "any", "torch.matmul in FP32: an order of its own, which differs between devices"),
     _fused("volta_fp16", "V100 HMMA", (FP16,), 4, 23, -131, "model: [X], [F]"),
@@ -111,7 +111,7 @@ _TABLE = (
     _fused("hopper_fp16", "H100, H200 wgmma", (FP16,), 16, 25, -133, "vectors: H200, chained, c [K]; [X]"),
     _fused("hopper_bf16", "H100, H200 wgmma", (BF16,), 16, 25, -133, "vectors: H100, H200, chained, c [K]; [X]"),
     _fused("hopper_tf32", "H100, H200 wgmma", (TF32,), 8, 25, -133, "vectors: H200, 4 products [K]; [X]"),
-    _fused("hopper_fp8", "H100, H200 wgmma", _FP8, 32, 13, -133, "vectors: H100, H200, chained, c [K]; [X], [D]", E8M13),
+    _fused("hopper_fp8", "H100, H200 wgmma", _FP8, 32, 13, -133, "vectors: H100, H200, chained, c [K]; [D], [X]", E8M13),
     _fused("blackwell_fp16", "B200 tcgen05, RTX Blackwell", (FP16,), 16, 25, -133, "vectors: B200 [K]; [X]"),
     _fused("blackwell_bf16", "B200 tcgen05, RTX Blackwell", (BF16,), 16, 25, -133, "vectors: B200 [K]; [X]"),
     _fused("blackwell_tf32", "B200 tcgen05, RTX Blackwell", (TF32,), 8, 25, -133, "vectors: B200, 4 products [K]; [X]"),

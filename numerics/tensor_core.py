@@ -10,9 +10,11 @@ a few tiles. There are no waits for a GPU inside.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from .accumulators import Accumulator
 from .floats import power_of_two, toward_zero
@@ -25,18 +27,18 @@ NAN = 0x7FFFFFFF  # the one NaN that comes out
 
 @dataclass(frozen=True)
 class _Side:
-    """One operand, K first: value, exponent (K, rows); scale (K / group, rows) or None; special: value with NaN and
-    infinity where there are any, else None."""
+    """One operand, K first: value, exponent (K, batch, rows); scale (K / group, batch, rows) or None; special: value
+    with NaN and infinity where there are any, else None."""
 
     value: Tensor
     exponent: Tensor
     scale: Tensor | None
     special: Tensor | None
 
-    def columns(self, part: slice) -> _Side:
-        """Some of the rows."""
+    def part(self, index: tuple[slice, ...]) -> _Side:
+        """Every plane that is there, indexed; (K, batch, rows)."""
         planes = (self.value, self.exponent, self.scale, self.special)
-        return _Side(*(None if p is None else p[:, part] for p in planes))  # type: ignore[arg-type]
+        return _Side(*(None if p is None else p[index] for p in planes))  # type: ignore[arg-type]
 
 
 def tensor_core_product(
@@ -49,64 +51,60 @@ def tensor_core_product(
     None. splits: see `matmul`.
     """
     lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    first, second = (_side(t.expand(lead), row) for t in (a, b))
     shape = (*lead, a.shape[-2], b.shape[-2])
-    out = torch.empty(shape, dtype=torch.float32, device=a.value.device)
-    if lead:
-        flat = out.view(-1, *shape[-2:])
-        flat_a, flat_b = ([t.expand(lead)[i] for i in _indices(lead)] for t in (a, b))
-        flat_c = [None] * len(flat) if c is None else list(c.expand(shape).reshape(-1, *shape[-2:]))
-        for i, (x, y, z) in enumerate(zip(flat_a, flat_b, flat_c, strict=True)):
-            flat[i] = tensor_core_product(x, y, row, z, promote, splits)
-        return out
-    sides = [_side(t, row) for t in (a, b)]
-    for rows, columns in _tiles(shape[0], shape[1], out.device):
-        first, second = sides[0].columns(rows), sides[1].columns(columns)
-        start = None if c is None else c[rows, columns]
-        out[rows, columns] = _summed(first, second, row, start, promote, splits)
-    return out.view(torch.int32).masked_fill_(torch.isnan(out), NAN).view(torch.float32)
+    out = torch.empty(lead.numel(), *shape[-2:], device=a.value.device)
+    if c is not None:
+        c = c.reshape(out.shape)
+    every = slice(None)
+    for batch, rows, columns in _tiles(out):
+        x, y = first.part((every, batch, rows)), second.part((every, batch, columns))
+        start = None if c is None else c[batch, rows, columns]
+        out[batch, rows, columns] = _summed(x, y, row, start, promote, splits)
+    return out.view(torch.int32).masked_fill_(torch.isnan(out), NAN).view(torch.float32).view(shape)
 
 
-def _indices(lead: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Of every element of the leading axes, in order."""
-    return [tuple(int(i) for i in torch.unravel_index(torch.tensor(n), lead)) for n in range(lead.numel())]  # type: ignore[attr-defined]
-
-
-def _tiles(m: int, n: int, device: torch.device) -> list[tuple[slice, slice]]:
-    """Parts of an (m, n) result."""
-    if not m or not n:
+def _tiles(out: Tensor) -> list[tuple[slice, slice, slice]]:
+    """Parts of a result (batch, M, N)."""
+    if not out.numel():
         return []
-    limit = CPU_TILE if device.type == "cpu" else GPU_TILE
-    wide = min(n, limit if device.type != "cpu" else 1024)
-    tall = max(1, limit // wide)
-    rows = [slice(i, i + tall) for i in range(0, m, tall)]
-    return [(r, slice(j, j + wide)) for r in rows for j in range(0, n, wide)]
+    on_cpu = out.device.type == "cpu"
+    limit = CPU_TILE if on_cpu else GPU_TILE
+    count, m, n = out.shape
+    wide = min(n, 1024 if on_cpu else limit)
+    tall = min(m, max(1, limit // wide))
+    deep = max(1, limit // (wide * tall))
+    cuts = [[slice(i, i + step) for i in range(0, size, step)] for size, step in ((count, deep), (m, tall), (n, wide))]
+    return list(product(*cuts))  # type: ignore[arg-type]
 
 
 def _side(t: Terms, row: Accumulator) -> _Side:
-    """Terms of one matrix, padded with zeros to whole steps."""
+    """Terms padded with zeros to whole steps, K first."""
     assert row.length is not None
     pad = -t.shape[-1] % row.length
-    value, exponent = (torch.nn.functional.pad(p, (0, pad), value=z) for p, z in ((t.value, 0.0), (t.exponent, ZERO)))
-    scale = None if t.scale is None else torch.nn.functional.pad(t.scale, (0, pad))
-    if row.rule == "halves":
+    value, exponent = (functional.pad(p, (0, pad), value=z) for p, z in ((t.value, 0.0), (t.exponent, ZERO)))
+    scale = None if t.scale is None else functional.pad(t.scale, (0, pad))
+    if row.rule == "halves":  # of 32 products first those with k % 4 in {0, 1}
         value, exponent = (p.unflatten(-1, (-1, 8, 2, 2)).transpose(-3, -2).flatten(-4) for p in (value, exponent))
-    odd = ~torch.isfinite(value) if scale is None else ~torch.isfinite(value * scale)
+    whole = value if scale is None else value * scale
+    odd = ~torch.isfinite(whole)
     special = None
     if bool(odd.any()):
-        special = value if scale is None else value * scale
+        special = whole.to(torch.float64)
         value, exponent = value.masked_fill(odd, 0.0), exponent.masked_fill(odd, ZERO)
         scale = None if scale is None else scale.nan_to_num(nan=0.0)
     if scale is not None:
         scale, exponent = (p[..., :: row.group] for p in (scale, exponent))
         exponent = torch.where(scale == 0, ZERO, exponent)
-        scale = scale.mT.to(torch.float64)
-    dtype = torch.float32 if _narrow(row) else torch.float64
-    return _Side(
-        value.mT.to(dtype).contiguous(),
-        exponent.mT.contiguous(),
-        None if scale is None else scale.contiguous(),
-        None if special is None else special.mT.to(torch.float64).contiguous(),
-    )
+        scale = scale.to(torch.float64)
+    planes = (value.to(torch.float32 if _narrow(row) else torch.float64), exponent, scale, special)
+    return _Side(*(None if p is None else _first(p) for p in planes))  # type: ignore[arg-type]
+
+
+def _first(plane: Tensor) -> Tensor:
+    """(..., rows, K) as (K, batch, rows)."""
+    flat = plane.reshape(plane.shape[:-2].numel(), *plane.shape[-2:])
+    return flat.permute(2, 0, 1).contiguous()
 
 
 def _narrow(row: Accumulator) -> bool:
@@ -118,7 +116,7 @@ def _summed(a: _Side, b: _Side, row: Accumulator, c: Tensor | None, promote: int
     """One tile."""
     assert row.length is not None
     steps = len(a.value) // row.length
-    zero = torch.zeros(a.value.shape[1], b.value.shape[1], device=a.value.device)
+    zero = torch.zeros(*a.value.shape[1:], b.value.shape[2], device=a.value.device)
     if promote is None and splits == 1:
         return _chain(a, b, row, range(steps), zero if c is None else c)
     size = -(-steps // splits) or 1
@@ -142,14 +140,10 @@ def _chain(a: _Side, b: _Side, row: Accumulator, steps: range, c: Tensor) -> Ten
         k = slice(step * row.length, (step + 1) * row.length)
         if row.rule == "halves":
             half = replace(row, rule="fused", length=16)
-            c = c + _chain(_part(a, k), _part(b, k), half, range(2), torch.zeros_like(c))
+            c = c + _chain(a.part((k,)), b.part((k,)), half, range(2), torch.zeros_like(c))
         else:
             c = _step(a, b, row, k, c)
     return c
-
-
-def _part(x: _Side, k: slice) -> _Side:
-    return _Side(x.value[k], x.exponent[k], None, None if x.special is None else x.special[k])
 
 
 def _step(a: _Side, b: _Side, row: Accumulator, k: slice, c: Tensor) -> Tensor:
@@ -173,7 +167,7 @@ def _products(a: _Side, b: _Side, row: Accumulator, k: slice, exponent: Tensor) 
     assert row.fraction_bits is not None
     most = torch.full(exponent.shape, -(1 << 15), dtype=torch.int16, device=exponent.device)
     for i in range(k.start, k.stop):
-        torch.maximum(most, a.exponent[i, :, None] + b.exponent[i], out=most)
+        torch.maximum(most, a.exponent[i, :, :, None] + b.exponent[i, :, None], out=most)
     emax = torch.maximum(most.to(torch.int32), exponent)
     dtype = a.value.dtype
     # in float32, emax below -28 means that all products are zero
@@ -184,7 +178,7 @@ def _products(a: _Side, b: _Side, row: Accumulator, k: slice, exponent: Tensor) 
     for start in range(k.start, k.stop, _RUN):
         run.zero_()
         for i in range(start, min(start + _RUN, k.stop)):
-            torch.mul(a.value[i, :, None], b.value[i], out=term)
+            torch.mul(a.value[i, :, :, None], b.value[i, :, None], out=term)
             run += whole.copy_(term.mul_(unit))
         total += run
     return total, emax
@@ -196,14 +190,14 @@ def _groups(a: _Side, b: _Side, row: Accumulator, k: slice, exponent: Tensor) ->
     groups = range(k.start // row.group, k.stop // row.group)
     emax = exponent
     for g in groups:
-        emax = torch.maximum(emax, (a.exponent[g, :, None] + b.exponent[g]).to(torch.int32))
+        emax = torch.maximum(emax, (a.exponent[g, :, :, None] + b.exponent[g, :, None]).to(torch.int32))
     total = torch.zeros(exponent.shape, dtype=torch.float64, device=exponent.device)
     for g in groups:
         inside = slice(g * row.group, (g + 1) * row.group)
         # multiples of 1/4 below 2^10: exact in any order, in TF32 too
-        term = (a.value[inside].mT @ b.value[inside]).to(torch.float64)
-        term *= a.scale[g, :, None] * b.scale[g]
-        own = (a.exponent[g, :, None] + b.exponent[g]).to(torch.int32)
+        term = (a.value[inside].permute(1, 2, 0) @ b.value[inside].permute(1, 0, 2)).to(torch.float64)
+        term *= a.scale[g, :, :, None] * b.scale[g, :, None]
+        own = (a.exponent[g, :, :, None] + b.exponent[g, :, None]).to(torch.int32)
         total += torch.trunc(term.mul_(power_of_two((own - emax + row.fraction_bits).clamp(min=-1000), torch.float64)))
     return total, emax
 
@@ -213,9 +207,9 @@ def _special(a: _Side, b: _Side, row: Accumulator, k: slice) -> Tensor | None:
     if a.special is None and b.special is None:
         return None
     first, second = (x.special if x.special is not None else _plain(x, row) for x in (a, b))
-    total = torch.zeros(first.shape[1], second.shape[1], dtype=torch.float64, device=first.device)
+    total = torch.zeros(*first.shape[1:], second.shape[2], dtype=torch.float64, device=first.device)
     for i in range(k.start, k.stop):
-        term = first[i, :, None] * second[i]
+        term = first[i, :, :, None] * second[i, :, None]
         total += torch.where(torch.isfinite(term), 0.0, term)
     return total
 

@@ -1,7 +1,7 @@
 """Contract: every tensor-core row of the table gives the hardware's bits.
 
-Oracle: dot products that GPUs computed (Khattak and Mikaitis, arXiv 2512.07004, and an H200's wgmma), in a folder beside
-the checkout: where that is absent, those tests are skipped.
+Oracle: dot products that GPUs computed (Khattak and Mikaitis, arXiv 2512.07004, and an H200's wgmma), in a folder
+beside the checkout: where that is absent, those tests are skipped.
 """
 
 from pathlib import Path
