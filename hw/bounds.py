@@ -1,4 +1,4 @@
-"""What FP32 sums of any order may be: intervals for `router_gradient` and for products under accumulator="fp32".
+"""What FP32 sums of any order may be: intervals for `router_gradient` and for products under accumulator="library".
 
 A sum of K products a_i b_i, each operation rounded in FP32, to nearest or truncated, in any order and with or without
 fused multiply-adds, errs by at most (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1)
@@ -94,7 +94,7 @@ def _scaled(total: Interval, a: Tensor | None, b: Tensor | None) -> Interval:
 
 
 def product(a: ops.Operand, b: ops.Operand, groups: tuple[int, ...]) -> Interval:
-    """`numerics.matmul(a, b, "fp32", groups=groups)`."""
+    """`numerics.matmul(a, b, "library", groups=groups)`."""
     (x, outer_x), (w, outer_w) = _factors(a), _factors(b)
     found = []
     for e, (i, j) in enumerate(pairwise(groups)):

@@ -161,7 +161,7 @@ def _steps(run: Run, start: int, on_progress: Callable[[dict[str, Any]], None] |
 
 def _build(config: TrainConfig, recipe: Recipe, layers: Schedule, ops: ModuleType) -> nn.Module:
     try:
-        accumulator = "exact" if config.deterministic else "fp32"
+        accumulator = "exact" if config.deterministic else "library"
         model = Transformer(config.model, recipe, ops, config.seed, accumulator, config.recompute_glu)
         if config.layer_presets:
             model.follow(layers.start)

@@ -93,7 +93,7 @@ def test_outer_along_the_contraction_takes_part_in_the_exact_sum():
             )
 
 
-@pytest.mark.parametrize("accumulator", nm.ACCUMULATORS)
+@pytest.mark.parametrize("accumulator", ["exact", "fp32", "library"])
 def test_groups_are_separate_products(accumulator: str):
     groups = [0, 4, 4, 13]
     a = nm.quantize(torch.randn(13, 64, generator=torch.Generator().manual_seed(1)), nm.NVFP4_46, outer="row")
@@ -153,7 +153,7 @@ def test_bad_arguments_are_named(call, message: str):
 WRONG = [torch.float64, torch.int32, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu]
 
 
-@pytest.mark.parametrize("accumulator", ["exact", "fp32"])
+@pytest.mark.parametrize("accumulator", ["exact", "fp32", "library"])
 @pytest.mark.parametrize("dtype", [*WRONG, torch.float4_e2m1fn_x2])
 def test_other_dtypes_are_refused(dtype: torch.dtype, accumulator: str):
     a = torch.ones(4, 4)
@@ -176,7 +176,7 @@ def test_c_broadcasts_to_the_product_and_never_enlarges_it(dtype: torch.dtype):
         assert got.dtype == torch.float32 and torch.equal(got, product + c.to(torch.float32))
 
 
-@pytest.mark.parametrize("accumulator", ["exact", "fp32"])
+@pytest.mark.parametrize("accumulator", ["exact", "fp32", "library"])
 def test_autocast_leaves_products_alone(accumulator: str):
     a, b = _spread((6, 64), 3, 11), _spread((5, 64), 3, 12)
     q, w = nm.quantize(a, nm.NVFP4, outer="row"), nm.quantize(b, nm.NVFP4)
