@@ -34,8 +34,6 @@ from torch import Tensor
 import numerics as nm
 from numerics.philox import philox_words
 
-_MASK = 0xFFFFFFFF
-
 
 @dataclass(frozen=True)
 class Fields:
@@ -51,36 +49,38 @@ class Fields:
 
 @dataclass(frozen=True)
 class Case:
-    """One product. seed and names determine its operands."""
+    """One product, with every kind of c. seed and names determine its operands."""
 
     fmt: nm.Format
     data: str
     k: int
-    start: str  # the kind of c
     rows: int
     seed: int
 
-    @property
-    def name(self) -> str:
-        return f"{self.fmt.name}/{self.data}/K{self.k}/{self.start}/seed{self.seed}"
-
     def operands(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """a (rows, K), b (rows, K): codes of `fmt`. The kinds of c share them."""
+        """a (rows, K), b (rows, K): codes of `fmt`."""
         make = DATA[self.data]
         return make(self, self._fields("a", device), 0), make(self, self._fields("b", device), 1)
 
-    def accumulator(self, a: Tensor, b: Tensor, product: Callable[[], Tensor]) -> Tensor | None:
-        """c (rows, rows), float32, or None. `product`: gives a @ b.T, for c that opposes it."""
-        return STARTS[self.start](self, a, b, product)
+    def starts(self, a: Tensor, b: Tensor, product: Tensor) -> dict[str, Tensor]:
+        """c of every kind but "none", float32 (rows, rows). product: a @ b.T, for the one that opposes it."""
+        word = {kind: self.words(f"c {kind}", product.shape, a.device) for kind in STARTS[1:]}
+        largest = exponents(a, self.fmt).amax(1)[:, None] + exponents(b, self.fmt).amax(1)
+        return {
+            "zero": _pattern(word["zero"] & 0x80000000),
+            "near": _relative(word["near"], largest, 11, -6),
+            "far": _relative(word["far"], largest, 71, -35),
+            "opposed": _opposed(word["opposed"], product),
+            "wild": _anything(word["wild"]),
+        }
 
     def words(self, role: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Random words in [0, 2^32), int64."""
         count = torch.Size(shape).numel()
-        kind = self.start if role == "c" else ""
-        stream = zlib.crc32(f"{self.fmt.name} {self.data} {self.k} {self.rows} {role} {kind}".encode())
+        stream = zlib.crc32(f"{self.fmt.name} {self.data} {self.k} {role}".encode())
         index = torch.arange(-(-count // 4), device=device)
         zero = torch.zeros_like(index)
-        found = philox_words((self.seed & _MASK, 8), (index, zero + stream, zero, zero))
+        found = philox_words((self.seed & 0xFFFFFFFF, 8), (index, zero + stream, zero, zero))
         return torch.stack(found, -1).flatten()[:count].view(shape)
 
     def _fields(self, role: str, device: torch.device) -> Fields:
@@ -221,46 +221,29 @@ def _pattern(bits: Tensor) -> Tensor:
     return ((bits ^ 0x80000000) - 0x80000000).to(torch.int32).view(torch.float32)
 
 
-def _signs(case: Case, a: Tensor, b: Tensor, product: Callable[[], Tensor]) -> Tensor:
-    return _pattern(case.words("c", (len(a), len(b)), a.device) & 0x80000000)
+def _relative(word: Tensor, largest: Tensor, count: int, least: int) -> Tensor:
+    """24 random bits under an exponent `least` to `least + count - 1` beyond the largest that a pair's products have."""
+    field = (largest + least + (word >> 23 & 0xFF) % count + 127).clamp(0, 254)
+    return _pattern((word & 0x807FFFFF) | (field << 23))
 
 
-def _relative(case: Case, a: Tensor, b: Tensor, product: Callable[[], Tensor]) -> Tensor:
-    """24 random bits under an exponent near the largest that a product of the pair can have, or far from it."""
-    word = case.words("c", (len(a), len(b)), a.device)
-    largest = exponents(a, case.fmt).amax(1)[:, None] + exponents(b, case.fmt).amax(1)
-    steps = (word >> 23) & 0xFF
-    offset = steps % 11 - 6 if case.start == "near" else steps % 71 - 35
-    field = (largest + offset + 127).clamp(0, 254)
-    return _pattern((word & 0x807FFFFF & _MASK) | (field << 23))
-
-
-def _opposed(case: Case, a: Tensor, b: Tensor, product: Callable[[], Tensor]) -> Tensor:
+def _opposed(word: Tensor, product: Tensor) -> Tensor:
     """Minus the sum; in half of them some of the last bits, of float32 or of 13 bits, are turned."""
-    bits = product().view(torch.int32).to(torch.int64) & _MASK
-    word = case.words("c", bits.shape, a.device)
-    turned = (word & 0b111) * ((word >> 3) & 1) | ((word >> 4) & 0b11) << 10 & -((word >> 6) & 1)
+    bits = product.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    turned = (word & 0b111) * (word >> 3 & 1) | ((word >> 4 & 0b11) << 10) * (word >> 6 & 1)
     return _pattern(bits ^ turned ^ 0x80000000)
 
 
-def _anything(case: Case, a: Tensor, b: Tensor, product: Callable[[], Tensor]) -> Tensor:
+def _anything(word: Tensor) -> Tensor:
     """Random patterns; in one of four the exponent is all zeros or all ones, or float32's largest."""
-    word = case.words("c", (len(a), len(b)), a.device)
-    field = torch.tensor([0, 255, 254, 1], device=a.device)[(word >> 5) & 3]
+    field = torch.tensor([0, 255, 254, 1], device=word.device)[word >> 5 & 3]
     drawn = torch.where((word & 0b11) == 0, (word & 0x807FFFFF) | (field << 23), word)
     # some infinities, and largest numbers, among the NaNs and what lies below the largest
     drawn = torch.where((word & 0b111100) == 0b100000, drawn & 0xFF800000, drawn)
     return _pattern(torch.where((word & 0b1111100) == 0b1000000, drawn | 0x007FFFFF, drawn))
 
 
-STARTS: dict[str, Callable[[Case, Tensor, Tensor, Callable[[], Tensor]], Tensor | None]] = {
-    "none": lambda case, a, b, product: None,
-    "zero": _signs,
-    "near": _relative,
-    "far": _relative,
-    "opposed": _opposed,
-    "wild": _anything,
-}
+STARTS = ("none", "zero", "near", "far", "opposed", "wild")
 
 
 def lengths(fmt: nm.Format) -> tuple[int, ...]:
@@ -269,12 +252,11 @@ def lengths(fmt: nm.Format) -> tuple[int, ...]:
     return (*least, 1024, 4096)
 
 
-def cases(fmt: nm.Format, rows: int, seed: int) -> list[Case]:
-    """Every case of a format: kinds of data by K by kinds of c. Half of `rows` from K = 1024 on, to save time."""
-    kinds = [data for data in DATA if fmt.exponent_bits == 8 or data not in ("full", "tiny")]
-    return [
-        Case(fmt, data, k, start, rows if k < 1024 else rows // 2, seed)
-        for data in kinds
-        for k in lengths(fmt)
-        for start in STARTS
-    ]
+def cases(fmt: nm.Format, data: str, rows: int, seeds: tuple[int, ...]) -> list[Case]:
+    """Every product of a format and a kind of data."""
+    return [Case(fmt, data, k, rows, seed) for seed in seeds for k in lengths(fmt)]
+
+
+def kinds(fmt: nm.Format) -> list[str]:
+    """The kinds of data of a format: two of them need 8 exponent bits."""
+    return [data for data in DATA if fmt.exponent_bits == 8 or data not in ("full", "tiny")]

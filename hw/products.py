@@ -29,7 +29,7 @@ from torch import Tensor
 import numerics as nm
 from numerics.accumulators import ACCUMULATORS
 
-from .product_cases import DATA, STARTS, Case, cases, lengths
+from .product_cases import DATA, STARTS, Case, cases, kinds, lengths
 
 Machine = Callable[[Tensor, Tensor, Tensor | None, nm.Format], tuple[Tensor, str]]  # `hw.tensor_core.product`
 
@@ -98,37 +98,45 @@ def model_of(capability: tuple[int, int], instruction: str) -> str | None:
 class Comparison:
     """A format on a device: compares cases and keeps what `vectors` writes.
 
-    Args: machine: what is judged. capability: of the device, which with the instruction decides on the model.
+    Args: machine: what is judged. capability: of the device, which with the instruction decides on the model. refused:
+    what `machine` raises, beside RuntimeError, for a format that the device lacks.
     """
 
     device: torch.device
     machine: Machine
     capability: tuple[int, int]
+    refused: tuple[type[Exception], ...] = ()
     kept: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
 
-    def compare(self, row: Row, case: Case) -> None:
-        """One product, counted in `row`."""
+    def compare(self, rows: dict[str, Row], case: Case) -> None:
+        """One product under every kind of c, each counted in its row."""
         a, b = case.operands(self.device)
         x, y = nm.decode(a, case.fmt), nm.decode(b, case.fmt)
-        if row.model is None:
-            row.instruction = self.machine(a, b, None, case.fmt)[1]
-            row.model = model_of(self.capability, row.instruction)
+        first, instruction = self.machine(a, b, None, case.fmt)
+        model = model_of(self.capability, instruction)
+        for row in rows.values():
+            row.instruction, row.model = row.instruction or instruction, row.model or model
             if row.model is None:
-                row.not_run = f"{row.instruction} on compute capability {self.capability}: no row of ACCUMULATORS"
-                return
-        model = row.model
-        c = case.accumulator(a, b, lambda: nm.matmul(x, y, accumulator=model))
-        found, instruction = self.machine(a, b, c, case.fmt)
-        expected = nm.matmul(x, y, accumulator=model, c=c)
-        self._count(row, case, found, expected, (a, b, c))
-        if model_of(self.capability, instruction) != model:
-            row.first = row.first or f"K={case.k}: the compiler chose {instruction}, not {row.instruction}"
-        corner = nm.matmul(
-            x[:CORNER].cpu(), y[:CORNER].cpu(), accumulator=model, c=None if c is None else c[:CORNER, :CORNER].cpu()
-        )
-        row.on_cpu += int(_differs(corner, expected[:CORNER, :CORNER].cpu()).sum())
-        if is_kept(case):
-            self._keep(case, a, b, c, found)
+                row.not_run = f"{instruction} on compute capability {self.capability}: no row of ACCUMULATORS"
+        if model is None:
+            return
+        alone = nm.matmul(x, y, accumulator=model)
+        starts = case.starts(a, b, alone)
+        c = torch.stack([torch.zeros_like(alone), *starts.values()])
+        # one call for all of them: on a GPU launches are what costs
+        expected = nm.matmul(x.expand(len(c), -1, -1), y, accumulator=model, c=c)
+        corners = (x[:CORNER].cpu().expand(len(c), -1, -1), y[:CORNER].cpu(), c[:, :CORNER, :CORNER].cpu())
+        on_cpu = nm.matmul(*corners[:2], accumulator=model, c=corners[2])
+        expected[0], on_cpu[0] = alone, nm.matmul(x[:CORNER].cpu(), y[:CORNER].cpu(), accumulator=model)
+        for index, (kind, row) in enumerate(rows.items()):
+            start = starts.get(kind)
+            found, instruction = (first, instruction) if start is None else self.machine(a, b, start, case.fmt)
+            if model_of(self.capability, instruction) != row.model:
+                row.first = row.first or f"K={case.k}: the compiler chose {instruction}, not {row.instruction}"
+            row.on_cpu += int(_differs(on_cpu[index], expected[index, :CORNER, :CORNER].cpu()).sum())
+            self._count(row, case, found, expected[index], (a, b, start))
+            if is_kept(case, kind):
+                self._keep(case, kind, a, b, start, found)
 
     def _count(
         self, row: Row, case: Case, found: Tensor, expected: Tensor, operands: tuple[Tensor, Tensor, Tensor | None]
@@ -150,44 +158,40 @@ class Comparison:
             if case.k <= SHOWN:
                 row.operands = {"a": _words(a[m], case.fmt), "b": _words(b[n], case.fmt), "c": start}
 
-    def _keep(self, case: Case, a: Tensor, b: Tensor, c: Tensor | None, d: Tensor) -> None:
+    def _keep(self, case: Case, kind: str, a: Tensor, b: Tensor, c: Tensor | None, d: Tensor) -> None:
         m, n = (4, 8) if case.k < 512 else (1, 4)
         c_part = None if c is None else c[:m, :n].contiguous().view(torch.int32)
         parts = {"a": a[:m], "b": b[:n], "c": c_part, "d": d[:m, :n].contiguous().view(torch.int32)}
         for name, part in parts.items():
             if part is not None:
                 array = part.cpu().numpy()
-                self.kept[f"{case.fmt.name}/{case.data}/K{case.k}/{case.start}/{name}"] = (
+                self.kept[f"{case.fmt.name}/{case.data}/K{case.k}/{kind}/{name}"] = (
                     array.view(np.uint32) if array.dtype == np.int32 else array
                 )
 
     def run(self, fmt: nm.Format, rows: int, seeds: tuple[int, ...]) -> Iterator[Row]:
-        """Every line of a format."""
-        everything = [case for seed in seeds for case in cases(fmt, rows, seed)]
-        for data in dict.fromkeys(case.data for case in everything):
-            for start in STARTS:
-                row, begun = Row(fmt.name, data, start), time.monotonic()
-                try:
-                    for case in everything:
-                        if (case.data, case.start) == (data, start) and row.not_run is None:
-                            self.compare(row, case)
-                # no memory, or a format that the compiler refuses for this chip: the others still count
-                except RuntimeError as error:
+        """Every line of a format. rows: of a and of b."""
+        for data in kinds(fmt):
+            lines, begun = {start: Row(fmt.name, data, start) for start in STARTS}, time.monotonic()
+            try:
+                for case in cases(fmt, data, rows, seeds):
+                    self.compare(lines, case)
+            # no memory, or a format that the compiler refuses for this chip: the others still count
+            except (RuntimeError, *self.refused) as error:
+                for row in lines.values():
                     row.first = row.first or f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                row.seconds = round(time.monotonic() - begun, 2)
+            for row in lines.values():
+                row.seconds = round((time.monotonic() - begun) / len(lines), 2)
                 yield row
 
 
-def is_kept(case: Case) -> bool:
-    """Whether `vectors` keeps a corner of a case: one K of every kind of data and c, and a few long ones."""
+def is_kept(case: Case, start: str) -> bool:
+    """Whether `vectors` keeps a corner of a product: one K of every kind of data and c, and a few long ones."""
     if case.seed != 0:
         return False
-    data, start = list(DATA).index(case.data), list(STARTS).index(case.start)
-    listed = lengths(case.fmt)
-    if case.k == listed[(data * len(STARTS) + start) % 4]:
-        return True
+    turn = list(DATA).index(case.data) * len(STARTS) + STARTS.index(start)
     long = {("wide", "near"): 512, ("ties", "opposed"): 512, ("across", "near"): 4096, ("truncation", "far"): 4096}
-    return long.get((case.data, case.start)) == case.k
+    return case.k in (lengths(case.fmt)[turn % 4], long.get((case.data, start)))
 
 
 def _differs(found: Tensor, expected: Tensor) -> Tensor:

@@ -163,10 +163,13 @@ def _products(config: ValidateConfig, device: torch.device) -> int:
         print(f"not run: device={config.device!r}: {absent}")
         write_record(config.out, config.asked(), {"status": "not run", "reason": absent})
         return 2
+    from triton.compiler.errors import CompilationError
+
     from . import tensor_core  # needs triton
 
     print(products.HEAD, flush=True)
-    comparison = products.Comparison(device, tensor_core.product, torch.cuda.get_device_capability(device))
+    capability = torch.cuda.get_device_capability(device)
+    comparison = products.Comparison(device, tensor_core.product, capability, (CompilationError,))
     seeds, size = config.seeds[:1] if config.fast else config.seeds, config.rows or (64 if config.fast else products.ROWS)
     rows = []
     for fmt in products.FORMATS:
