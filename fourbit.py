@@ -55,6 +55,12 @@ def _validate(argv: list[str]) -> int:
     return validate.main(argv)
 
 
+def _probe(argv: list[str]) -> int:
+    from hw import probe
+
+    return probe.main(argv)
+
+
 def _monitor(argv: list[str]) -> int:
     from studies import monitor_plot
 
@@ -117,6 +123,7 @@ COMMANDS: dict[str, Command] = {
     "study": Command("list, run NAME or report: questions, measurements and figures", _study),
     "order": Command("rank recipes by loss: equal data, paired seeds, intervals, published claims judged", _order),
     "validate": Command("compare the kernels on this machine, or yours, with the emulation, bit for bit", _validate),
+    "probe": Command("find how this machine adds products, and which accumulator of the table does the same", _probe),
     "check": Command("say which quantizer made the bytes of a dump, or what is wrong with them", _check),
     "vectors": Command("write the conformance pack: golden vectors that need nothing else of fourbit", _vectors),
     "bench": Command(

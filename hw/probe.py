@@ -118,6 +118,7 @@ def _line(*cells: str) -> str:
 def row_of(route: Route, found: Found) -> str:
     """A line of the first table."""
     output = "-" if found.output_bits is None else f"{found.output_bits}, {found.output or 'not found'}"
+    output = output.replace(", or more", " or more")
     more = {True: "; exponents of normalized products", False: "", None: ""}[found.normalized]
     if found.products is not None and found.order.length == 1:
         more += "; products are rounded first" * (found.products == "rounded") + "; fma" * (found.products == "exact")
@@ -129,7 +130,8 @@ def row_of(route: Route, found: Found) -> str:
     cells = (found.fraction_bits, found.cut, output, found.c, found.e_zero)
     texts = ["-" if cell is None else str(cell) for cell in cells]
     nan = "-" if found.nan is None else f"{found.nan:08x}"
-    return _line(route.name, route.fmt.name, found.order.text, *texts, nan, f"{rows}{more} ({route.note})")
+    steps = found.order.text + ", " * (found.order.block is not None) + found.order.cut * (found.order.block is not None)
+    return _line(route.name, route.fmt.name, steps, *texts, nan, f"{rows}{more} ({route.note})")
 
 
 def _cuts(listed: list[Route], config: ProbeConfig) -> list[dict[str, Any]]:
@@ -143,7 +145,7 @@ def _cuts(listed: list[Route], config: ProbeConfig) -> list[dict[str, Any]]:
         for size in config.sizes[:1] if route.name == "tl.dot" else config.sizes:
             for k in config.lengths:
                 order, added = _cut(route, size, k)
-                text = order.text if order.block or not order.steps else "none: one chain"
+                text = order.cut if order.steps or "unknown: " in order.cut else order.text
                 text += f"; {added}" * bool(added)
                 print(f"{route.name:<22} {route.fmt.name:<6} {size:>6} {k:>6}  {text}", flush=True)
                 entries.append({"route": route.name, "format": route.fmt.name, "size": size, "k": k, "text": text})

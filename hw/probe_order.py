@@ -15,6 +15,7 @@ in turn or in pairs; anything else is told as unknown. The accumulator's first v
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -61,11 +62,13 @@ class Machine:
 
 @dataclass(frozen=True)
 class Order:
-    """How K products are added. length: products of one step, 1 if one by one; None where sums are exact or nothing is
-    known. steps: the places of each step of the first block. block: products of a block whose sums are then added
-    `between` each other, "in order" or "in pairs"; None: a single chain. contiguous: whether steps hold neighbours."""
+    """How K products are added. text, cut: in words, the steps and the blocks. length: products of one step, 1 if one by
+    one; None where sums are exact or nothing is known. steps: the places of each step of the first block. block:
+    products of the first block, where there are several, whose sums are then added `between` each other: "in order",
+    "in pairs" or otherwise; None: a single chain. contiguous: whether steps and blocks hold neighbours."""
 
     text: str
+    cut: str = "none: one chain"
     length: int | None = None
     steps: tuple[tuple[int, ...], ...] = ()
     block: int | None = None
@@ -166,29 +169,34 @@ def _sizes_of(tree: Tree | int, out: Tensor) -> None:
 def _describe(tree: Tree, places: Sequence[int]) -> Order:
     """What a tree over indices of `places`, which are equally far apart, is in words."""
     blocks, between = _blocks(tree)
-    spacing = places[1] - places[0]
     chains = [_chain(block) for block in blocks]
+    # all steps have one length, but that one by one the first two products are one sum
     lengths = {len(step) for chain in chains for step in chain[1:]} or {len(chains[0][0])}
-    length = min(lengths)
-    # one by one, the first two products are one sum
-    first = {len(chain[0]) for chain in chains}
-    whole = {len(_leaves(block)) for block in blocks}
-    if len(lengths) > 1 or len(whole) > 1 or not first <= {length, 2 * (length == 1)} or [] in chains:
-        return Order(f"unknown: steps of {sorted(lengths | first)} products, blocks of {sorted(whole)}")
-    contiguous = all(_leaves(block) == [place for step in chain for place in step] for block, chain in zip(
-        blocks, chains, strict=True
-    ))  # fmt: skip
+    length, first = min(lengths), {len(chain[0]) for chain in chains if chain}
+    spacing = places[1] - places[0]
+    whole = [len(_leaves(block)) * spacing for block in blocks]
+    cut = "none: one chain" if len(blocks) == 1 else f"{len(blocks)} blocks of {_counted(whole)}, added {between}"
+    if len(lengths) > 1 or [] in chains or not first <= ({1, 2} if length == 1 else {length}):
+        return Order(f"unknown: steps of {_counted([len(s) for chain in chains for s in chain])}", f"unknown: {cut}")
     steps = tuple(tuple(places[i] for i in step) for step in chains[0])
-    products = length * spacing
-    text = "one by one" if products == 1 else f"{products} at a time"
-    text += "" if contiguous else f", first {_listed(steps[0])}"
-    block = None if len(blocks) == 1 else whole.pop() * spacing
-    if block is not None:
-        text += f", in {len(blocks)} blocks of {block} added {between}"
-        if any(_leaves(one)[-1] > _leaves(other)[0] for one, other in pairwise(blocks)):
-            contiguous = False
-            text += f", the first {_listed([places[i] for i in _leaves(blocks[0])])}"
-    return Order(text, products, steps, block, None if block is None else between, contiguous)
+    text = "one by one" if length * spacing == 1 else f"{length * spacing} at a time"
+    ordered = [place for step in chains[0] for place in step]
+    contiguous = ordered == _leaves(blocks[0])
+    text += "" if contiguous else f", first {_listed([places[i] for i in ordered])}"
+    if any(_leaves(one)[-1] > _leaves(other)[0] for one, other in pairwise(blocks)):
+        contiguous = False
+        cut += f", the first {_listed([places[i] for i in _leaves(blocks[0])])}"
+    if len(blocks) == 1:
+        return Order(text, cut, length * spacing, steps, contiguous=contiguous)
+    return Order(text, cut, length * spacing, steps, whole[0], between, contiguous)
+
+
+def _counted(sizes_found: Sequence[int]) -> str:
+    """Sizes in words: "32", or "21 x 192 and 1 x 64" products."""
+    counts = Counter(sizes_found)
+    if len(counts) == 1:
+        return str(sizes_found[0])
+    return " and ".join(f"{count} x {size}" for size, count in counts.most_common(4)) + ", ..." * (len(counts) > 4)
 
 
 def _listed(found: Sequence[int]) -> str:

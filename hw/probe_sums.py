@@ -3,11 +3,11 @@
 Places p, q, r are of one step, see `probe_order`; u = 2^-F is the last bit that alignment keeps, relative to the
 largest exponent of the step; every number below is a product of two powers of two, or has the significand 1.5 or 2.25.
 
-    F           the largest t for which +B, -B and B 2^-t leave B 2^-t
+    F           the largest t for which +B, -B and B 2^-t leave B 2^-t; in steps of two places c is +B
     cut         +B, -B and +-0.75 u or +-0.28 u: what is left says toward zero, nearest, down or up
     normalized  the same F with 2.25 = 1.5 * 1.5 as B: an exponent taken from the product instead of its factors costs a bit
-    output      sums of 2.25 that reach 2^j, and 2^-t: which survive gives the bits of the result; 0.75 and 0.25 of its
-                last place, its rounding
+    output      sums of 2.25 that reach 2^j, and 2^-t, in the last step, since the next would cut the result to F bits:
+                which survive gives the bits of the result; 0.75 and 0.25 of its last place, its rounding
     c           how many products the first sum with c has; whether c = 1.5 u beside +B, -B loses bits
     e_zero      2^-149 as a sum of products down to 2^-q, or c = 2^-q alone: what the floor of exponents makes of it
     NaN, Inf    the bits of a NaN; the sum of two largest products
@@ -27,6 +27,7 @@ from numerics.accumulators import ACCUMULATORS, Accumulator
 from .probe_order import Machine, Order, find_order, halves, products_with_c
 
 TOWARD_ZERO, NEAREST = "toward zero", "nearest"
+MORE = "or more"  # of fraction bits: what a step keeps is too little to show how many a result has
 # what is left of +0.75, -0.75, +0.28 and -0.28 of a unit (0.25 of the output's)
 _ROUNDINGS = {(0, 0, 0, 0): TOWARD_ZERO, (1, -1, 0, 0): NEAREST, (0, -1, 0, -1): "down", (1, 0, 1, 0): "up"}
 Term = tuple[int, float, float]  # place, factor of a, factor of b
@@ -58,15 +59,18 @@ def find(machine: Machine, k: int = 128) -> Found:
     if not order.steps and not order.exact:
         return Found(order, nan=_nan(machine, k))
     step = order.first if order.steps else tuple(range(0, k, machine.numbers.spacing))
+    last = order.steps[-1] if order.steps and order.length != 1 else step
+    with_c = machine.takes_c and not order.exact and products_with_c(machine, k, order) == order.length
     one_by_one = order.length == 1 or order.exact
-    bits = None if one_by_one else _fraction_bits(machine, k, step, 1.0)
-    normalized = None if bits is None else _fraction_bits(machine, k, step, 1.5) != bits
-    output_bits, output = result(machine, k, step, bits)
+    bits = None if one_by_one else _fraction_bits(machine, k, step, with_c)
+    # c has no factors that an exponent could come from
+    other = None if bits is None or len(step) < 3 else _fraction_bits(machine, k, step, with_c, normal=False)
+    output_bits, output = result(machine, k, last, bits)
     found = Found(
         order,
         bits,
-        None if bits is None else _cut(machine, k, step, bits),
-        normalized,
+        None if bits is None else _cut(machine, k, step, with_c, bits),
+        None if other is None else other != bits,
         output_bits,
         output,
         _products(machine, k, step),
@@ -87,8 +91,12 @@ def fits(found: Found, row: Accumulator) -> bool:
     """Whether a row says what was found, as far as it was. Of the order only the steps count: what a library does with
     the sums of blocks is its own."""
     order = found.order
-    output = (row.output.mantissa_bits, NEAREST if row.rule in ("exact", "sequential") else TOWARD_ZERO)
-    if (found.output_bits, found.output) != output or row.rule == "library":
+    rounding = NEAREST if row.rule in ("exact", "sequential") else TOWARD_ZERO
+    if found.output_bits is None or row.rule == "library":
+        return False
+    if found.output == MORE and found.output_bits > row.output.mantissa_bits:
+        return False
+    if found.output != MORE and (found.output_bits, found.output) != (row.output.mantissa_bits, rounding):
         return False
     if row.rule == "exact":
         return order.exact
@@ -104,7 +112,7 @@ def fits(found: Found, row: Accumulator) -> bool:
             return False
     elif order.first != tuple(range(0, length or 0, order.first[1] - order.first[0])):
         return False
-    if found.cut != TOWARD_ZERO or found.normalized or found.c == "first, whole":
+    if found.cut not in (None, TOWARD_ZERO) or found.normalized or found.c == "first, whole":
         return False
     return found.e_zero is None or found.e_zero == row.zero_exponent
 
@@ -125,29 +133,42 @@ def _term(place: int, exponent: int, significand: float = 1.0) -> Term:
     return place, sign * x * (1.5 if size != 1.0 else 1.0), y * (1.5 if size == 2.25 else 1.0)
 
 
-def _pair(machine: Machine, step: Sequence[int], factor: float) -> list[Term]:
-    """+B and -B; B = 2^high, or 2.25 2^(high - 2)."""
-    high = machine.numbers.high - (0 if factor == 1.0 else 2)
-    size = 1.0 if factor == 1.0 else 2.25
-    return [_term(step[0], high, size), _term(step[1], high, -size)]
+def _pair(machine: Machine, step: Sequence[int], with_c: bool, normal: bool = True) -> tuple[list[Term], float | None]:
+    """+B and -B, as two products or, where a step has no three places, as c and a product; B = 2^high, or
+    2.25 2^(high - 2)."""
+    e, size = (machine.numbers.high, 1.0) if normal else (machine.numbers.high - 2, 2.25)
+    if len(step) > 2:
+        return [_term(step[0], e, size), _term(step[1], e, -size)], None
+    return [_term(step[0], e, -size)], size * 2.0**e if with_c else None
 
 
-def _fraction_bits(machine: Machine, k: int, step: Sequence[int], factor: float) -> int | None:
-    """F; None if even the smallest product is kept, or if a step has less than three places."""
-    if len(step) < 3:
+def _beside(
+    machine: Machine, k: int, step: Sequence[int], with_c: bool, sizes: Sequence[tuple[int, float]], normal: bool = True
+) -> Tensor:
+    """What +B, -B and a product (exponent, significand) leave, for each of `sizes`."""
+    pair, c = _pair(machine, step, with_c, normal)
+    place = step[min(2, len(step) - 1)]
+    tests = [[*pair, _term(place, e, size)] for e, size in sizes]
+    return dots(machine, k, tests, None if c is None else [c] * len(tests))
+
+
+def _fraction_bits(machine: Machine, k: int, step: Sequence[int], with_c: bool, normal: bool = True) -> int | None:
+    """F; None if even the smallest product is kept, or if there is no place for three terms."""
+    if len(step) + with_c < 3:
         return None
-    pair = _pair(machine, step, factor)
-    high = machine.numbers.high - (0 if factor == 1.0 else 2)
+    high = machine.numbers.high - (0 if normal else 2)
     spans = range(high - machine.numbers.low + 1)
-    left = dots(machine, k, [[*pair, _term(step[2], high - t)] for t in spans])
+    left = _beside(machine, k, step, with_c, [(high - t, 1.0) for t in spans], normal)
     kept = [t for t in spans if float(left[t]) == 2.0 ** (high - t)]
     return None if not kept or len(kept) == len(spans) else max(kept)
 
 
-def _cut(machine: Machine, k: int, step: Sequence[int], bits: int) -> str:
-    pair, unit = _pair(machine, step, 1.0), machine.numbers.high - bits
+def _cut(machine: Machine, k: int, step: Sequence[int], with_c: bool, bits: int) -> str | None:
+    unit = machine.numbers.high - bits
+    if unit - 3 < machine.numbers.low:
+        return None
     sizes = ((unit - 1, 1.5), (unit - 1, -1.5), (unit - 3, 2.25), (unit - 3, -2.25))
-    left = dots(machine, k, [[*pair, _term(step[2], e, s)] for e, s in sizes]) / 2.0**unit
+    left = _beside(machine, k, step, with_c, sizes) / 2.0**unit
     return _ROUNDINGS.get(tuple(left.tolist()), f"leaves {left.tolist()} of a unit")
 
 
@@ -169,7 +190,7 @@ def _value(terms: Sequence[Term]) -> float:
 
 def result(machine: Machine, k: int, step: Sequence[int], bits: int | None) -> tuple[int | None, str | None]:
     """Fraction bits of a sum of products at the places of `step`, and its rounding; what alignment cuts, beyond `bits`,
-    is left out. (None, None): no bit is ever lost, or none kept."""
+    is left out. MORE as rounding: no bit was lost. (None, None): none kept."""
     base = machine.numbers.high - 2
     last = base - machine.numbers.low
     last = min(last, 48 if bits is None else bits)  # float64, in which results are judged, holds 52
@@ -178,9 +199,11 @@ def result(machine: Machine, k: int, step: Sequence[int], bits: int | None) -> t
     place = step[-1]
     left = dots(machine, k, [[*head, _term(place, base - t)] for _, head, t in tests])
     whole = [float(x) == _value(head) + 2.0 ** (base - t) for x, (_, head, t) in zip(left, tests, strict=True)]
-    if all(whole) or not any(whole):
+    if not any(whole):
         return None, None
     found = max(bit for (bit, _, _), kept in zip(tests, whole, strict=True) if kept)
+    if all(whole):
+        return (None if bits is None else found), MORE
     # a head under whose last place two more bits fit
     fitting = [(j, head) for j, head in heads if found + 2 - j <= last]
     if not fitting:
@@ -219,8 +242,9 @@ def _start(machine: Machine, k: int, order: Order, bits: int | None) -> str:
         return f"with the first {count} products"
     if bits is None:
         return "first, rounded in turn"
-    unit = machine.numbers.high - bits
-    left = float(dots(machine, k, [_pair(machine, order.first, 1.0)], [1.5 * 2.0**unit])[0])
+    unit, e = machine.numbers.high - bits, machine.numbers.high
+    pair = [_term(order.first[0], e), _term(order.first[1], e, -1.0)]
+    left = float(dots(machine, k, [pair], [1.5 * 2.0**unit])[0])
     return "first, aligned" if left == 2.0**unit else "first, whole" if left == 1.5 * 2.0**unit else "first, rounded"
 
 

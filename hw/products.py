@@ -77,14 +77,14 @@ class Row:
 HEAD = f"{'format':<6} {'data':<11} {'c':<8} {'dots':>9} {'differing':>9} {'NaN':>8} {'other':>6} {'s':>6}  first"
 
 
-def model_of(capability: tuple[int, int], instruction: str) -> str | None:
+def model_of(capability: tuple[int, int], instruction: str, fmt: nm.Format) -> str | None:
     """The row of the accumulators' table for an instruction, "wgmma m64n64k32 f32.e4m3.e4m3", of a chip; None: there is
-    none, or it is no single matrix instruction."""
+    none, or it is no single matrix instruction. fmt: for tcgen05, whose words do not tell BF16 from FP16."""
     found = re.fullmatch(r"(wgmma|mma\.sync|tcgen05\.mma) \S+ (?:f32\.(\w+)\.(\w+)(?:\.f32)?|kind::(\w+))", instruction)
     if found is None:
         return None
     kinds = {"e4m3": "fp8", "e5m2": "fp8", "bf16": "bf16", "f16": "fp16", "tf32": "tf32", "f8f6f4": "fp8"}
-    kind = kinds.get(found[2] or found[4])
+    kind = fmt.name.lower() if found[4] == "f16" else kinds.get(found[2] or found[4])
     if found[1] == "mma.sync" and kind == "fp8" and capability[0] in (9, 10):
         return "mma_sync_fp8_as_fp16"
     chip = {7: "volta", 8: "ampere", 9: "hopper", 10: "blackwell", 12: "blackwell"}.get(capability[0])
@@ -113,7 +113,7 @@ class Comparison:
         a, b = case.operands(self.device)
         x, y = nm.decode(a, case.fmt), nm.decode(b, case.fmt)
         first, instruction = self.machine(a, b, None, case.fmt)
-        model = model_of(self.capability, instruction)
+        model = model_of(self.capability, instruction, case.fmt)
         for row in rows.values():
             row.instruction, row.model = row.instruction or instruction, row.model or model
             if row.model is None:
@@ -131,7 +131,7 @@ class Comparison:
         for index, (kind, row) in enumerate(rows.items()):
             start = starts.get(kind)
             found, instruction = (first, instruction) if start is None else self.machine(a, b, start, case.fmt)
-            if model_of(self.capability, instruction) != row.model:
+            if model_of(self.capability, instruction, case.fmt) != row.model:
                 row.first = row.first or f"K={case.k}: the compiler chose {instruction}, not {row.instruction}"
             row.on_cpu += int(_differs(on_cpu[index], expected[index, :CORNER, :CORNER].cpu()).sum())
             self._count(row, case, found, expected[index], (a, b, start))

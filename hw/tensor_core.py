@@ -40,6 +40,7 @@ _INSTRUCTION = re.compile(
     r"(wgmma)\.mma_async\.sync\.aligned\.(m\d+n\d+k\d+)\.([\w.]+)"
     r"|(mma\.sync)\.aligned\.(m\d+n\d+k\d+)\.(?:row\.col\.)?([\w.]+)"
     r"|(tcgen05\.mma)\.(cta_group::\d)\.(kind::\w+)"
+    r"|\b((?:add|fma)(?:\.\w+)*\.f32(?:x2)?)\b"
 )
 
 
@@ -132,9 +133,11 @@ def _constants(fmt: nm.Format, k: int, has_c: bool) -> dict[str, Any]:
 
 
 def instruction(ptx: str) -> str:
-    """The matrix instructions in a kernel's PTX, each once, in words; "none" if it has none."""
+    """The matrix instructions in a kernel's PTX, each once, in words, and any FP32 addition beside them, which would be
+    part of the sum; "none" if there is no matrix instruction."""
     found = (" ".join(part for part in match if part) for match in _INSTRUCTION.findall(ptx))
-    return ", ".join(dict.fromkeys(found)) or "none"
+    words = list(dict.fromkeys(found))
+    return ", ".join(words) if any(" " in word for word in words) else "none"
 
 
 def build(fmt: nm.Format, k: int, has_c: bool, capability: tuple[int, int]) -> Any:
