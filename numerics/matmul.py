@@ -35,8 +35,9 @@ from torch import Tensor
 from .accumulators import ACCUMULATORS, Accumulator
 from .arguments import broadcasts, integer, require_kind, require_same_device, require_tensor
 from .blocks import BlockTensor
-from .exact_sum import exact_product
+from .exact_sum import block_width, exact_product
 from .partition import check_groups
+from .sequential import sequential_product
 from .tensor_core import tensor_core_product
 from .terms import FLOAT8, Terms, terms
 
@@ -89,15 +90,30 @@ def matmul(
         inner_b, outer_b = _operand(b, "b", row)
         inside = row.steps and promote is None and splits == 1 and outer_a is None and outer_b is None
         start = c.expand(shape) if inside and c is not None else None
-        product = _product(row, promote, splits)
+        product = _product(row, promote, splits, _width(a, b) if row.rule == "exact" else None)
         out = _sums(product, inner_a, inner_b, outer_a, outer_b, offsets, start)
     return out if c is None or inside else out + c
 
 
-def _product(row: Accumulator, promote: int | None, splits: int) -> Product:
+def _width(a: Operand, b: Operand) -> int | None:
+    """Bits that a product may span, where scale bytes tell them."""
+    found = 0
+    for x in (a, b):
+        if not isinstance(x, BlockTensor) or _varies(x):
+            return None
+        found += block_width(x)
+    return found
+
+
+def _varies(x: BlockTensor) -> bool:
+    """Whether the outer scale varies along the contraction, the last axis."""
+    return x.outer is not None and (x.outer.shape[-1] != 1 or x.outer_block is not None)
+
+
+def _product(row: Accumulator, promote: int | None, splits: int, width: int | None) -> Product:
     """(a, b, value that the register starts from) -> a @ b.T of matrices under an accumulator."""
     if row.rule == "exact":
-        return lambda a, b, _: exact_product(a, b)
+        return lambda a, b, _: exact_product(a, b, width)
     if row.rule == "library":
         return lambda a, b, _: _library_product(a, b)
     if row.rule == "sequential":
@@ -193,25 +209,6 @@ def _library_product(a: Tensor, b: Tensor) -> Tensor:
     return a @ b.mT
 
 
-def sequential_product(a: Tensor, b: Tensor, promote: int | None = None, splits: int = 1) -> Tensor:
-    """a (..., M, K) @ b (..., N, K).T, float32: products rounded, then added in order of k, from the first one."""
-    length = a.shape[-1]
-    size = -(-length // splits) or 1
-    every = size if promote is None else promote
-    first, second = a.movedim(-1, 0)[..., None].contiguous(), b.movedim(-1, 0)[..., None, :].contiguous()
-    total = torch.zeros(torch.broadcast_shapes(first.shape[1:], second.shape[1:]), device=a.device)
-    term = torch.empty_like(total)
-    for start in range(0, length, size):
-        part = torch.zeros_like(total)
-        for begin in range(start, min(start + size, length), every):
-            run = torch.zeros_like(total)
-            for k in range(begin, min(begin + every, start + size, length)):
-                run += torch.mul(first[k], second[k], out=term)  # two kernels: no fused multiply-add
-            part += run
-        total += part
-    return total
-
-
 def _scaled(sums: Tensor, outer_a: Tensor | None, outer_b: Tensor | None) -> Tensor:
     """Sums times fl(outer_a * outer_b)."""
     if outer_a is None and outer_b is None:
@@ -258,15 +255,14 @@ def _operand(x: Operand, name: str, row: Accumulator) -> tuple[Tensor | Terms, T
         raise ValueError(
             f"{name} has its blocks along axis {x.axis}: the contraction is axis {x.codes.ndim - 1}; use .mT"
         )
-    inside = x.outer is not None and (x.outer.shape[-1] != 1 or x.outer_block is not None)
     if row.steps:
-        if inside:
+        if _varies(x):
             raise ValueError(
                 f"{name} has an outer scale that varies along the contraction, where no tensor core applies it: "
                 'requantize with outer="multiply", or use exact, fp32 or library'
             )
         return terms(x, name, row), x.outer
-    if not inside:
+    if not _varies(x):
         return x.values(), x.outer
     if row.rule != "exact":
         return x.dequantize(), None
