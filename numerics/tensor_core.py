@@ -75,7 +75,7 @@ def tiles(out: Tensor) -> list[tuple[slice, slice, slice]]:
     tall = min(m, max(1, limit // wide))
     deep = max(1, limit // (wide * tall))
     cuts = [[slice(i, i + step) for i in range(0, size, step)] for size, step in ((count, deep), (m, tall), (n, wide))]
-    return list(product(*cuts))  # type: ignore[arg-type]
+    return list(product(*cuts))
 
 
 def _side(t: Terms, row: Accumulator) -> _Side:
