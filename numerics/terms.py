@@ -109,20 +109,20 @@ def _format_of(x: Tensor, name: str, row: Accumulator) -> Format:
         if fmt not in formats:
             raise TypeError(_refused(f"{name} is {x.dtype}", row, fmt))
         return fmt
-    wrong = x
+    wrong = []
     for fmt in formats:
         if (x.dtype, fmt) in _SUBSETS:
             return fmt
-        wrong = ~_holds(fmt, x)
-        if not bool(wrong.any()):
+        wrong.append(~_holds(fmt, x))
+        if not bool(wrong[-1].any()):
             return fmt
-    at = tuple(int(i) for i in wrong.nonzero()[0])
-    raise ValueError(_refused(f"{name}[{', '.join(map(str, at))}] is {float(x[at])!r}", row, formats[-1]))
+    nowhere = torch.stack(wrong).all(0)  # or values of both formats, none of which holds all
+    at = tuple(int(i) for i in (nowhere if bool(nowhere.any()) else wrong[0]).nonzero()[0])
+    raise ValueError(_refused(f"{name}[{', '.join(map(str, at))}] is {float(x[at])!r}", row, formats[0]))
 
 
 def _refused(what: str, row: Accumulator, fmt: Format) -> str:
-    listed = " or ".join(f.name for f in row.operands)
-    return f"{what}: {row.name} takes values of {listed}; round with nm.round_to(x, nm.{fmt.name}), or use exact"
+    return f"{what}: {row.name} takes values of {_names(row)}; round with nm.round_to(x, nm.{fmt.name}), or use exact"
 
 
 def _holds(fmt: Format, x: Tensor) -> Tensor:
