@@ -77,6 +77,10 @@ def _bench(argv: list[str]) -> int:
         from reference import monitor_cost
 
         return monitor_cost.main(argv[1:], ops)
+    if argv[:1] == ["matmul"]:
+        from hw import bench_matmul
+
+        return bench_matmul.main(argv[1:])
 
     from hw import bench_numerics
 
@@ -127,7 +131,7 @@ COMMANDS: dict[str, Command] = {
     "check": Command("say which quantizer made the bytes of a dump, or what is wrong with them", _check),
     "vectors": Command("write the conformance pack: golden vectors that need nothing else of fourbit", _vectors),
     "bench": Command(
-        "time quantizers beside a copy, training steps, or the monitor: bench numerics|training|monitor", _bench
+        "time quantizers, products, training steps or the monitor: bench numerics|matmul|training|monitor", _bench
     ),
     "formats": Command("print tables of the element and block formats", _formats),
     "show": Command("take one code of a format apart, or encode a number: show E4M3 0x6C", _show),

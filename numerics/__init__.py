@@ -35,6 +35,7 @@ from .codes import decode, encode, round_to
 from .formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, E8M0, FORMATS, FP16, INT4, INT8, S2F6, TF32, UE4M3, Format
 from .hadamard import hadamard, hadamard_inverse, hadamard_signs
 from .matmul import matmul
+from .matmul_bound import matmul_bound
 from .philox import Random, philox
 from .quantizer import dequantize, quantize, requantize
 from .rounding import Rounding
@@ -85,6 +86,7 @@ __all__ = [
     "hadamard_signs",
     "layout",
     "matmul",
+    "matmul_bound",
     "metrics",
     "philox",
     "ptx",

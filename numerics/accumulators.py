@@ -15,14 +15,18 @@ that emax can be. Step 5 reaches subnormal results (multiples of 2^(-126 - fract
 
 Rules: "fused" is the above. "groups" (NVFP4, MXFP4) first sums G products exactly, multiplies by both scales'
 significands and aligns by the sum of the scales' exponents alone, whatever the products are; a zero scale makes a zero
-term. "halves" is what mma.sync of FP8 becomes where no such unit exists: of each 32 products those with k % 4 in {0, 1},
-then those with k % 4 in {2, 3}, in two fused FP16 steps that start from zero, and their result is added to c in FP32.
-A block's scale of two to a power joins its products' exponents (MX), unchanged by the significand.
+term. "halves" is what mma.sync of FP8 becomes where no such unit exists: of each 32 products those with k % 4 in
+{0, 1}, then those with k % 4 in {2, 3}, in two chained FP16 steps that start from zero, and their result is added to c
+in FP32. A power-of-two block scale (MX) joins its products' exponents.
 
-What is known, and how: rows marked "vectors" agree with results of the hardware itself, bit for bit; rows marked "model"
-rest on MMA-Sim's published tests alone. Assumed, on no evidence of ours: overflow gives infinity, though the rounding is
-toward zero (published for NVFP4 only); with E8M13 no product can reach it, as FP8 terms vanish beside a c of 2^45 or
-more. A result of zero is +0, whatever was cut to give it. e_zero matters for results below 2^-100 only.
+NaN among the terms, infinities of both signs and zero times infinity give NaN, 0x7FFFFFFF; one infinity gives it. A NaN
+scale is a NaN term.
+
+What is known, and how: rows marked "vectors" agree with results of the hardware itself, bit for bit; rows marked
+"model" rest on MMA-Sim's published tests alone. Assumed, on no evidence of ours: overflow gives infinity, though the
+rounding is toward zero (published for NVFP4 only); with E8M13 it cannot occur but from an infinite c, as FP8 terms
+vanish beside a c of 2^45 or more. A result of zero is +0, whatever was cut to give it. e_zero matters for results below
+2^-100 only.
 
 Sources: [X] Li et al., "Bit-accurate modeling of GPU matrix multiply-accumulate", arXiv 2511.10909v2, Tables 3 to 5 and
 8, and MMA-Sim; [K] Khattak and Mikaitis, arXiv 2512.07004, whose vectors of H100, H200, B200, A100 and L40S the
@@ -111,7 +115,7 @@ _TABLE = (
     _fused("hopper_fp16", "H100, H200 wgmma", (FP16,), 16, 25, -133, "vectors: H200, chained, c [K]; [X]"),
     _fused("hopper_bf16", "H100, H200 wgmma", (BF16,), 16, 25, -133, "vectors: H100, H200, chained, c [K]; [X]"),
     _fused("hopper_tf32", "H100, H200 wgmma", (TF32,), 8, 25, -133, "vectors: H200, 4 products [K]; [X]"),
-    _fused("hopper_fp8", "H100, H200 wgmma", _FP8, 32, 13, -133, "vectors: H100, H200, chained, c [K]; [D], [X]", E8M13),
+    _fused("hopper_fp8", "H100, H200 wgmma", _FP8, 32, 13, -133, "vectors: H100, H200, chained [K]; [D], [X]", E8M13),
     _fused("blackwell_fp16", "B200 tcgen05, RTX Blackwell", (FP16,), 16, 25, -133, "vectors: B200 [K]; [X]"),
     _fused("blackwell_bf16", "B200 tcgen05, RTX Blackwell", (BF16,), 16, 25, -133, "vectors: B200 [K]; [X]"),
     _fused("blackwell_tf32", "B200 tcgen05, RTX Blackwell", (TF32,), 8, 25, -133, "vectors: B200, 4 products [K]; [X]"),

@@ -57,14 +57,14 @@ def tensor_core_product(
     if c is not None:
         c = c.reshape(out.shape)
     every = slice(None)
-    for batch, rows, columns in _tiles(out):
+    for batch, rows, columns in tiles(out):
         x, y = first.part((every, batch, rows)), second.part((every, batch, columns))
         start = None if c is None else c[batch, rows, columns]
         out[batch, rows, columns] = _summed(x, y, row, start, promote, splits)
     return out.view(torch.int32).masked_fill_(torch.isnan(out), NAN).view(torch.float32).view(shape)
 
 
-def _tiles(out: Tensor) -> list[tuple[slice, slice, slice]]:
+def tiles(out: Tensor) -> list[tuple[slice, slice, slice]]:
     """Parts of a result (batch, M, N)."""
     if not out.numel():
         return []
@@ -75,7 +75,7 @@ def _tiles(out: Tensor) -> list[tuple[slice, slice, slice]]:
     tall = min(m, max(1, limit // wide))
     deep = max(1, limit // (wide * tall))
     cuts = [[slice(i, i + step) for i in range(0, size, step)] for size, step in ((count, deep), (m, tall), (n, wide))]
-    return list(product(*cuts))  # type: ignore[arg-type]
+    return list(product(*cuts))
 
 
 def _side(t: Terms, row: Accumulator) -> _Side:
@@ -98,10 +98,10 @@ def _side(t: Terms, row: Accumulator) -> _Side:
         exponent = torch.where(scale == 0, ZERO, exponent)
         scale = scale.to(torch.float64)
     planes = (value.to(torch.float32 if _narrow(row) else torch.float64), exponent, scale, special)
-    return _Side(*(None if p is None else _first(p) for p in planes))  # type: ignore[arg-type]
+    return _Side(*(None if p is None else k_first(p) for p in planes))  # type: ignore[arg-type]
 
 
-def _first(plane: Tensor) -> Tensor:
+def k_first(plane: Tensor) -> Tensor:
     """(..., rows, K) as (K, batch, rows)."""
     flat = plane.reshape(plane.shape[:-2].numel(), *plane.shape[-2:])
     return flat.permute(2, 0, 1).contiguous()

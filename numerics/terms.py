@@ -41,6 +41,11 @@ class Terms:
         """Of every plane."""
         return self.value.shape
 
+    @property
+    def device(self) -> torch.device:
+        """Of every plane."""
+        return self.value.device
+
     def __getitem__(self, index: Any) -> Terms:
         return Terms(self.value[index], self.exponent[index], None if self.scale is None else self.scale[index])
 
@@ -77,8 +82,8 @@ def _of_blocks(x: BlockTensor, name: str, row: Accumulator) -> Terms:
     element, exponent = decode_tensor(x.codes, x.fmt.element), None
     codes = x.scales_per_value()
     if x.fmt.scale is E8M0:
-        scale, significand = codes.to(torch.int16) - 127, torch.ones((), device=codes.device)
-        significand = torch.where(codes == E8M0.nan_code, torch.nan, significand)
+        scale = codes.to(torch.int16) - 127
+        significand = torch.ones(codes.shape, device=codes.device).masked_fill_(codes == 0xFF, torch.nan)
     else:
         value = decode_tensor(codes & 0x7F, E4M3)  # UE4M3: the sign bit is not looked at
         scale = raw_exponent(value, E4M3)
@@ -104,20 +109,20 @@ def _format_of(x: Tensor, name: str, row: Accumulator) -> Format:
         if fmt not in formats:
             raise TypeError(_refused(f"{name} is {x.dtype}", row, fmt))
         return fmt
-    wrong = x
+    wrong = []
     for fmt in formats:
         if (x.dtype, fmt) in _SUBSETS:
             return fmt
-        wrong = ~_holds(fmt, x)
-        if not bool(wrong.any()):
+        wrong.append(~_holds(fmt, x))
+        if not bool(wrong[-1].any()):
             return fmt
-    at = tuple(int(i) for i in wrong.nonzero()[0])
-    raise ValueError(_refused(f"{name}[{', '.join(map(str, at))}] is {float(x[at])!r}", row, formats[-1]))
+    nowhere = torch.stack(wrong).all(0)  # or values of both formats, none of which holds all
+    at = tuple(int(i) for i in (nowhere if bool(nowhere.any()) else wrong[0]).nonzero()[0])
+    raise ValueError(_refused(f"{name}[{', '.join(map(str, at))}] is {float(x[at])!r}", row, formats[0]))
 
 
 def _refused(what: str, row: Accumulator, fmt: Format) -> str:
-    listed = " or ".join(f.name for f in row.operands)
-    return f"{what}: {row.name} takes values of {listed}; round with nm.round_to(x, nm.{fmt.name}), or use exact"
+    return f"{what}: {row.name} takes values of {_names(row)}; round with nm.round_to(x, nm.{fmt.name}), or use exact"
 
 
 def _holds(fmt: Format, x: Tensor) -> Tensor:
@@ -125,8 +130,9 @@ def _holds(fmt: Format, x: Tensor) -> Tensor:
     x = x.to(torch.float32)
     if fmt in (BF16, TF32):
         return (x.view(torch.int32) & ((1 << (23 - fmt.mantissa_bits)) - 1)) == 0
-    special = torch.isnan(x) & (fmt.specials != "none") | torch.isinf(x) & (fmt.specials == "ieee")
-    return special | (round_to(x, fmt) == x)
+    special: Tensor = torch.isnan(x) & (fmt.specials != "none") | torch.isinf(x) & (fmt.specials == "ieee")
+    held: Tensor = special | (round_to(x, fmt) == x)
+    return held
 
 
 def _names(row: Accumulator) -> str:
