@@ -1,7 +1,4 @@
-"""Powers of two and rounding toward zero by bits: exact on every device, without log2, pow or ldexp.
-
-`torch.ldexp` multiplies by a float32 power, which ends at 2^127, and a device's pow need not be exact.
-"""
+"""Powers of two and rounding toward zero by bits and integers: exact on every device, which a pow need not be."""
 
 from __future__ import annotations
 
@@ -23,6 +20,14 @@ def toward_zero(x: Tensor, fraction_bits: int) -> Tensor:
     what becomes zero, is +0.
     """
     kept = (x.view(torch.int64) & -(1 << (52 - fraction_bits))).view(torch.float64)
-    unit = 2.0 ** (126 + fraction_bits)
-    small = torch.trunc(x * unit) * (1 / unit)
-    return (torch.where(x.abs() < 2.0**-126, small, kept) + 0.0).to(torch.float32)
+    tiny, unit = x.abs() < 2.0**-126, 2.0 ** (126 + fraction_bits)
+    small = whole(torch.where(tiny, x, 0.0) * unit) * (1 / unit)
+    return (torch.where(tiny, small, kept) + 0.0).to(torch.float32)
+
+
+def whole(x: Tensor) -> Tensor:
+    """float64 values below 2^63 rounded toward zero to integers; -0 becomes 0.
+
+    `torch.trunc` splits even small tensors between threads, which takes longer than the work.
+    """
+    return x.to(torch.int64).to(torch.float64)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .accumulators import Accumulator
-from .floats import power_of_two, toward_zero
+from .floats import power_of_two, toward_zero, whole
 from .terms import ZERO, Terms
 
 CPU_TILE, GPU_TILE = 1 << 14, 1 << 22  # results; on a CPU below what torch would give to more than one thread
@@ -86,11 +86,11 @@ def _side(t: Terms, row: Accumulator) -> _Side:
     scale = None if t.scale is None else functional.pad(t.scale, (0, pad))
     if row.rule == "halves":  # of 32 products first those with k % 4 in {0, 1}
         value, exponent = (p.unflatten(-1, (-1, 8, 2, 2)).transpose(-3, -2).flatten(-4) for p in (value, exponent))
-    whole = value if scale is None else value * scale
-    odd = ~torch.isfinite(whole)
+    scaled = value if scale is None else value * scale
+    odd = ~torch.isfinite(scaled)
     special = None
     if bool(odd.any()):
-        special = whole.to(torch.float64)
+        special = scaled.to(torch.float64)
         value, exponent = value.masked_fill(odd, 0.0), exponent.masked_fill(odd, ZERO)
         scale = None if scale is None else scale.nan_to_num(nan=0.0)
     if scale is not None:
@@ -155,7 +155,7 @@ def _step(a: _Side, b: _Side, row: Accumulator, k: slice, c: Tensor) -> Tensor:
     exponent = torch.where(start == 0, row.zero_exponent, exponent)
     add = _groups if row.rule == "groups" else _products
     total, most = add(a, b, row, k, exponent)
-    total += torch.trunc(start.to(torch.float64) * power_of_two(row.fraction_bits - most, torch.float64))
+    total += whole(start.to(torch.float64) * power_of_two(row.fraction_bits - most, torch.float64))
     total *= power_of_two(most - row.fraction_bits, torch.float64)
     out = torch.where(finite, toward_zero(total, row.output.mantissa_bits), c)
     odd = _special(a, b, row, k)
@@ -174,12 +174,12 @@ def _products(a: _Side, b: _Side, row: Accumulator, k: slice, exponent: Tensor) 
     unit = power_of_two((row.fraction_bits - emax).clamp(max=100 if dtype == torch.float32 else 1000), dtype)
     total = torch.zeros(exponent.shape, dtype=torch.float64, device=exponent.device)
     term = torch.empty(exponent.shape, dtype=dtype, device=exponent.device)
-    whole, run = (torch.empty(exponent.shape, dtype=torch.int32, device=exponent.device) for _ in range(2))
+    cut, run = (torch.empty(exponent.shape, dtype=torch.int32, device=exponent.device) for _ in range(2))
     for start in range(k.start, k.stop, _RUN):
         run.zero_()
         for i in range(start, min(start + _RUN, k.stop)):
             torch.mul(a.value[i, :, :, None], b.value[i, :, None], out=term)
-            run += whole.copy_(term.mul_(unit))
+            run += cut.copy_(term.mul_(unit))
         total += run
     return total, emax
 
@@ -198,7 +198,7 @@ def _groups(a: _Side, b: _Side, row: Accumulator, k: slice, exponent: Tensor) ->
         term = (a.value[inside].permute(1, 2, 0) @ b.value[inside].permute(1, 0, 2)).to(torch.float64)
         term *= a.scale[g, :, :, None] * b.scale[g, :, None]
         own = (a.exponent[g, :, :, None] + b.exponent[g, :, None]).to(torch.int32)
-        total += torch.trunc(term.mul_(power_of_two((own - emax + row.fraction_bits).clamp(min=-1000), torch.float64)))
+        total += whole(term.mul_(power_of_two((own - emax + row.fraction_bits).clamp(min=-1000), torch.float64)))
     return total, emax
 
 
