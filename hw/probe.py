@@ -1,12 +1,12 @@
 """`fourbit probe`: how the device at hand adds products, route by route, and which row of `nm.ACCUMULATORS` does so.
 
-    route         format  steps of K = 128        F   cut          output           c               e_zero  NaN       row
-    tl.dot        E4M3    32 at a time            13  toward zero  13, toward zero  first, aligned  -       7fffffff  hopper_fp8
+    route   format  steps of K = 128  F   cut          output           c               e_zero  NaN       row
+    tl.dot  E4M3    32 at a time      13  toward zero  13, toward zero  first, aligned  -       7fffffff  hopper_fp8
 
-`probe_sums` says what is found and how; nothing is compared with the rows until all of it is there, so that a device of
-another kind shows its own parameters and "no row". "-" is what a route, or the range of a format, cannot show. Of libraries
-the second table tells how they cut long contractions, by M = N and K: which products are summed apart, and how these
-sums are added. A library chooses by shape, so other shapes may be cut otherwise.
+`probe_sums` says what is found and how; nothing is compared with the rows until all of it is there, so that a device
+of another kind shows its own parameters and "no row". "-" is what a route, or the range of a format, cannot show. Of
+libraries the second table tells how they cut long contractions, by M = N and K: which products are summed apart, and
+how these sums are added. A library chooses by shape, so other shapes may be cut otherwise.
 
 Exit status: 0 if something was probed, 2 if there is no such device, or no route.
 """
@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import tyro
 
 from .device import DeviceAbsent, describe, resolve
@@ -44,7 +43,7 @@ class ProbeConfig:
     sizes: tuple[int, ...] = (64, 1024)
     """M = N of the long contractions; multiples of 16."""
     lengths: tuple[int, ...] = (1024, 4096)
-    """K of the long contractions; multiples of 128. None: leave the second table out."""
+    """K of the long contractions; multiples of 128."""
     out: Path | None = None
     """JSON file for what was found."""
 
@@ -130,7 +129,9 @@ def row_of(route: Route, found: Found) -> str:
     cells = (found.fraction_bits, found.cut, output, found.c, found.e_zero)
     texts = ["-" if cell is None else str(cell) for cell in cells]
     nan = "-" if found.nan is None else f"{found.nan:08x}"
-    steps = found.order.text + ", " * (found.order.block is not None) + found.order.cut * (found.order.block is not None)
+    steps = (
+        found.order.text + ", " * (found.order.block is not None) + found.order.cut * (found.order.block is not None)
+    )
     return _line(route.name, route.fmt.name, steps, *texts, nan, f"{rows}{more} ({route.note})")
 
 

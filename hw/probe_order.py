@@ -9,8 +9,8 @@ which for all pairs gives the tree of the additions, steps that add many product
 FPRev: Xie et al., arXiv 2411.00442). Where the range of the operands is too small for many lost units to stay lost
 together, they are put in one at a time (`apart`).
 
-What the tree is, `Order` says: steps of a length, chained from the first to the last place; blocks of such chains, added
-in turn or in pairs; anything else is told as unknown. The accumulator's first value c takes part the same way.
+What the tree is, `Order` says: steps of a length, chained from the first to the last place; blocks of such chains,
+added in turn or in pairs; anything else is told as unknown. The accumulator's first value c takes part the same way.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class Order:
-    """How K products are added. text, cut: in words, the steps and the blocks. length: products of one step, 1 if one by
-    one; None where sums are exact or nothing is known. steps: the places of each step of the first block. block:
+    """How K products are added. text, cut: in words, the steps and the blocks. length: products of one step, 1 if one
+    by one; None where sums are exact or nothing is known. steps: the places of each step of the first block. block:
     products of the first block, where there are several, whose sums are then added `between` each other: "in order",
     "in pairs" or otherwise; None: a single chain. contiguous: whether steps and blocks hold neighbours."""
 

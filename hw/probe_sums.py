@@ -5,7 +5,7 @@ largest exponent of the step; every number below is a product of two powers of t
 
     F           the largest t for which +B, -B and B 2^-t leave B 2^-t; in steps of two places c is +B
     cut         +B, -B and +-0.75 u or +-0.28 u: what is left says toward zero, nearest, down or up
-    normalized  the same F with 2.25 = 1.5 * 1.5 as B: an exponent taken from the product instead of its factors costs a bit
+    normalized  the same F with 2.25 = 1.5 * 1.5 as B: an exponent that is the product's, not its factors', costs a bit
     output      sums of 2.25 that reach 2^j, and 2^-t, in the last step, since the next would cut the result to F bits:
                 which survive gives the bits of the result; 0.75 and 0.25 of its last place, its rounding
     c           how many products the first sum with c has; whether c = 1.5 u beside +B, -B loses bits
@@ -37,7 +37,8 @@ Term = tuple[int, float, float]  # place, factor of a, factor of b
 class Found:
     """Parameters of one machine; None: not found, or not reachable. fraction_bits: F. cut: how aligned terms lose bits.
     output_bits: fraction bits of a result, `output` its rounding. c: "first, aligned", "first, rounded in turn",
-    "last", "with N products", "not taken". e_zero: exponent of a zero. nan: the bits of a NaN. rows: of ACCUMULATORS."""
+    "last", "with the first N products", "not taken". e_zero: exponent of a zero. nan: the bits of a NaN. rows: names in
+    ACCUMULATORS."""
 
     order: Order
     fraction_bits: int | None = None

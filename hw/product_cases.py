@@ -222,7 +222,7 @@ def _pattern(bits: Tensor) -> Tensor:
 
 
 def _relative(word: Tensor, largest: Tensor, count: int, least: int) -> Tensor:
-    """24 random bits under an exponent `least` to `least + count - 1` beyond the largest that a pair's products have."""
+    """24 random bits under an exponent `least` to `least + count - 1` beyond the largest of a pair's products."""
     field = (largest + least + (word >> 23 & 0xFF) % count + 127).clamp(0, 254)
     return _pattern((word & 0x807FFFFF) | (field << 23))
 
@@ -252,9 +252,9 @@ def lengths(fmt: nm.Format) -> tuple[int, ...]:
     return (*least, 1024, 4096)
 
 
-def cases(fmt: nm.Format, data: str, rows: int, seeds: tuple[int, ...]) -> list[Case]:
-    """Every product of a format and a kind of data."""
-    return [Case(fmt, data, k, rows, seed) for seed in seeds for k in lengths(fmt)]
+def cases(fmt: nm.Format, data: str, rows: int, seeds: tuple[int, ...], longest: int = 4096) -> list[Case]:
+    """Every product of a format and a kind of data, K up to `longest`."""
+    return [Case(fmt, data, k, rows, seed) for seed in seeds for k in lengths(fmt) if k <= longest]
 
 
 def kinds(fmt: nm.Format) -> list[str]:

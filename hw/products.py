@@ -1,9 +1,9 @@
 """`fourbit validate --products`: the sums of the GPU's tensor cores against their model, bit for bit.
 
 The cases of `product_cases` run through `hw.tensor_core` on the device and through `nm.matmul` beside it, under the row
-of `numerics.accumulators` that describes the instruction which the compiler chose. A corner of every product is
-computed by `nm.matmul` on the CPU too. A line of the table is a format, a kind of data and a kind of c, over all K
-and seeds.
+of `numerics.accumulators` that describes the instruction which the compiler chose. A corner of every product up to
+K = 512 is computed by `nm.matmul` on the CPU too. A line of the table is a format, a kind of data and a kind of c, over
+all K and seeds.
 
 Results are compared as integers, signs of zeros included. A NaN equals any NaN; those whose bits are not 0x7FFFFFFF,
 the tensor cores' own, are counted beside it.
@@ -37,7 +37,7 @@ FORMATS = (nm.E4M3, nm.E5M2, nm.BF16, nm.FP16, nm.TF32)
 ROWS = 256  # rows and columns of a product
 CORNER = 8  # of each product, computed on the CPU too
 CANONICAL = 0x7FFFFFFF  # the tensor cores' NaN
-SHOWN = 512  # K up to which the operands of a difference are recorded
+SHOWN = 512  # K up to which the operands of a difference are recorded, and corners are computed on the CPU
 
 
 @dataclass
@@ -125,18 +125,24 @@ class Comparison:
         c = torch.stack([torch.zeros_like(alone), *starts.values()])
         # one call for all of them: on a GPU launches are what costs
         expected = nm.matmul(x.expand(len(c), -1, -1), y, accumulator=model, c=c)
-        corners = (x[:CORNER].cpu().expand(len(c), -1, -1), y[:CORNER].cpu(), c[:, :CORNER, :CORNER].cpu())
-        on_cpu = nm.matmul(*corners[:2], accumulator=model, c=corners[2])
-        expected[0], on_cpu[0] = alone, nm.matmul(x[:CORNER].cpu(), y[:CORNER].cpu(), accumulator=model)
+        expected[0] = alone
+        wrong = self._on_cpu(case, model, x, y, c, expected) if case.k <= SHOWN else [0] * len(c)
         for index, (kind, row) in enumerate(rows.items()):
             start = starts.get(kind)
             found, instruction = (first, instruction) if start is None else self.machine(a, b, start, case.fmt)
             if model_of(self.capability, instruction, case.fmt) != row.model:
                 row.first = row.first or f"K={case.k}: the compiler chose {instruction}, not {row.instruction}"
-            row.on_cpu += int(_differs(on_cpu[index], expected[index, :CORNER, :CORNER].cpu()).sum())
+            row.on_cpu += wrong[index]
             self._count(row, case, found, expected[index], (a, b, start))
             if is_kept(case, kind):
                 self._keep(case, kind, a, b, start, found)
+
+    def _on_cpu(self, case: Case, model: str, x: Tensor, y: Tensor, c: Tensor, expected: Tensor) -> list[int]:
+        """In how many places of its corner each product (kinds of c, rows, rows) is another on the CPU."""
+        x, y, c = x[:CORNER].cpu(), y[:CORNER].cpu(), c[:, :CORNER, :CORNER].cpu()
+        corners = nm.matmul(x.expand(len(c), -1, -1), y, accumulator=model, c=c)
+        corners[0] = nm.matmul(x, y, accumulator=model)
+        return [int(n) for n in _differs(corners, expected[:, :CORNER, :CORNER].cpu()).sum((1, 2))]
 
     def _count(
         self, row: Row, case: Case, found: Tensor, expected: Tensor, operands: tuple[Tensor, Tensor, Tensor | None]
@@ -169,12 +175,12 @@ class Comparison:
                     array.view(np.uint32) if array.dtype == np.int32 else array
                 )
 
-    def run(self, fmt: nm.Format, rows: int, seeds: tuple[int, ...]) -> Iterator[Row]:
-        """Every line of a format. rows: of a and of b."""
+    def run(self, fmt: nm.Format, rows: int, seeds: tuple[int, ...], longest: int = 4096) -> Iterator[Row]:
+        """Every line of a format, as soon as it is known. rows: of a and of b. longest: K."""
         for data in kinds(fmt):
             lines, begun = {start: Row(fmt.name, data, start) for start in STARTS}, time.monotonic()
             try:
-                for case in cases(fmt, data, rows, seeds):
+                for case in cases(fmt, data, rows, seeds, longest):
                     self.compare(lines, case)
             # no memory, or a format that the compiler refuses for this chip: the others still count
             except (RuntimeError, *self.refused) as error:

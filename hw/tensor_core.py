@@ -14,6 +14,7 @@ This module needs Triton: ask `hw.device.triton_absent` before importing it.
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -132,6 +133,7 @@ def _constants(fmt: nm.Format, k: int, has_c: bool) -> dict[str, Any]:
     return {"HAS_C": has_c, "PRECISION": precision, "TILE": TILE, "BLOCK_K": block_k(fmt, k)}
 
 
+@functools.lru_cache(maxsize=64)
 def instruction(ptx: str) -> str:
     """The matrix instructions in a kernel's PTX, each once, in words, and any FP32 addition beside them, which would be
     part of the sum; "none" if there is no matrix instruction."""

@@ -167,21 +167,26 @@ def _products(config: ValidateConfig, device: torch.device) -> int:
 
     from . import tensor_core  # needs triton
 
-    print(products.HEAD, flush=True)
     capability = torch.cuda.get_device_capability(device)
-    comparison = products.Comparison(device, tensor_core.product, capability, (CompilationError,))
-    seeds, size = config.seeds[:1] if config.fast else config.seeds, config.rows or (64 if config.fast else products.ROWS)
+    return judge_products(config, products.Comparison(device, tensor_core.product, capability, (CompilationError,)))
+
+
+def judge_products(config: ValidateConfig, comparison: products.Comparison) -> int:
+    """Print the table of --products, write record and vectors, return the exit status."""
+    print(products.HEAD, flush=True)
+    seeds, longest = (config.seeds[:1], 128) if config.fast else (config.seeds, 4096)
     rows = []
     for fmt in products.FORMATS:
-        for row in comparison.run(fmt, size, seeds):
+        for row in comparison.run(fmt, config.rows or products.ROWS, seeds, longest):
             print(row, flush=True)
             rows.append(row)
-    line, result = products.conclude(rows, describe(device))
+    about = describe(comparison.device)
+    line, result = products.conclude(rows, about)
     print(line)
     write_record(config.out, config.asked(), result)
     if config.vectors is not None:
-        about = {"command": "fourbit validate --products", "date": date(), "versions": versions()}
-        write_whole(config.vectors, products.vectors(comparison.kept, about | {"device": describe(device)}))
+        made = {"command": "fourbit validate --products", "date": date(), "versions": versions(), "device": about}
+        write_whole(config.vectors, products.vectors(comparison.kept, made))
     return 0 if result["status"] == "passed" else 1
 
 

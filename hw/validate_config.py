@@ -16,14 +16,14 @@ class ValidateConfig:
     device: str = "cuda"
     """What to compare with the CPU: cuda or cuda:1; with cpu, 1 thread is compared with several."""
     rows: int | None = None
-    """Rows of each input; 384, or 160 with --fast; with --ops 96, or 40; with --products 256, or 64."""
+    """Rows of each input; 384, or 160 with --fast; with --ops 96, or 40; with --products 256."""
     seeds: tuple[int, ...] = (0, 1)
     """Each draws all inputs anew."""
     compiled: bool = False
     """Compile what runs on the device; cases of `cases_compiled`. With cpu, eager is compared with compiled."""
     fast: bool = False
     """Fewer rows, the first seed and, of each operation, the first dtype only; of each conversion, 2^24 inputs; with
-    --ops, few kinds of data but for NVFP4; with --products fewer rows and the first seed."""
+    --ops, few kinds of data but for NVFP4; with --products K up to 128."""
     conversions: bool = False
     """Instead, compare the GPU's own cvt instructions with the emulator, over all 2^32 inputs."""
     products: bool = False

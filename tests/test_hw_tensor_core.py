@@ -45,11 +45,11 @@ def test_codes_as_tensors() -> None:
     """Every code of the narrow formats, and TF32 codes, as the numbers that the emulator decodes."""
     for fmt in (nm.E4M3, nm.E5M2, nm.BF16, nm.FP16):
         codes = torch.arange(1 << fmt.bits).to(torch.int32).to(fmt.code_dtype)
-        assert torch.equal(tensor_core.operand(codes, fmt).float().nan_to_num(9e9), nm.decode(codes, fmt).nan_to_num(9e9))
+        assert torch.equal(
+            tensor_core.operand(codes, fmt).float().nan_to_num(9e9), nm.decode(codes, fmt).nan_to_num(9e9)
+        )
     codes = torch.arange(0, 1 << 19, 97, dtype=torch.int32)
-    assert torch.equal(
-        tensor_core.operand(codes, nm.TF32).nan_to_num(9e9), nm.decode(codes, nm.TF32).nan_to_num(9e9)
-    )
+    assert torch.equal(tensor_core.operand(codes, nm.TF32).nan_to_num(9e9), nm.decode(codes, nm.TF32).nan_to_num(9e9))
 
 
 def test_blocks_of_k() -> None:
@@ -89,7 +89,9 @@ def test_every_format_is_wgmma_alone_on_an_h200(tmp_path: Path) -> None:
     """Ahead of time, in a process where triton compiles; an addition beside wgmma would be in the words."""
     env = {name: value for name, value in os.environ.items() if name != INTERPRET}
     env |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
-    run = subprocess.run([sys.executable, "-c", COMPILE], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(
+        [sys.executable, "-c", COMPILE], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300
+    )
     assert run.returncode == 0, run.stderr[-2000:]
     kinds = {"E4M3": "k32 f32.e4m3", "E5M2": "k32 f32.e5m2", "BF16": "k16 f32.bf16", "FP16": "k16 f32.f16"}
     expected = []
@@ -104,7 +106,11 @@ def test_every_format_is_wgmma_alone_on_an_h200(tmp_path: Path) -> None:
     [
         ({"fmt": nm.E2M1}, ValueError, r"fmt=E2M1.*: tl.dot takes E4M3, E5M2, BF16, FP16, TF32"),
         ({"fmt": nm.BF16}, TypeError, "a has dtype torch.uint8: pass codes of BF16, torch.uint16"),
-        ({"a": torch.zeros(4, 48, dtype=torch.uint8)}, ValueError, r"a has shape \(4, 48\).*K a multiple of 32 for E4M3"),
+        (
+            {"a": torch.zeros(4, 48, dtype=torch.uint8)},
+            ValueError,
+            r"a has shape \(4, 48\).*K a multiple of 32 for E4M3",
+        ),
         ({"b": torch.zeros(4, 96, dtype=torch.uint8)}, ValueError, r"a has shape \(4, 64\) and b \(4, 96\)"),
         ({"b": torch.zeros(0, 64, dtype=torch.uint8)}, ValueError, r"b \(0, 64\)"),
         ({"c": torch.zeros(4, 5)}, ValueError, r"c is torch.float32 \(4, 5\): pass float32 \(4, 4\)"),

@@ -111,7 +111,9 @@ CHANGES: dict[str, Callable[[Accumulator], Accumulator]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("name", ["hopper_fp8", "hopper_bf16", "hopper_tf32", "ampere_fp16", "blackwell_fp8", "ada_fp8"])
+@pytest.mark.parametrize(
+    "name", ["hopper_fp8", "hopper_bf16", "hopper_tf32", "ampere_fp16", "blackwell_fp8", "ada_fp8"]
+)
 def test_a_changed_row_shows_its_own_parameters(name: str, change: str) -> None:
     """And the name of another row only if all of that one's parameters are its own."""
     row = CHANGES[change](ROWS[name])
@@ -205,7 +207,9 @@ class Steps:
 
 
 @pytest.mark.parametrize("fmt", [nm.E4M3, nm.E5M2, nm.BF16, nm.FP16, nm.TF32], ids=lambda fmt: fmt.name)
-@pytest.mark.parametrize(("length", "bits", "output"), [(2, 12, 9), (4, 9, 10), (8, 20, 18), (16, 24, 23), (64, 22, 23)])
+@pytest.mark.parametrize(
+    ("length", "bits", "output"), [(2, 12, 9), (4, 9, 10), (8, 20, 18), (16, 24, 23), (64, 22, 23)]
+)
 def test_parameters_of_any_machine(fmt: nm.Format, length: int, bits: int, output: int) -> None:
     found = Steps(length, bits, output).found(fmt)
     assert (found.order.length, found.order.text) == (length, f"{length} at a time")
@@ -259,7 +263,9 @@ def test_orders_without_a_name_are_unknown() -> None:
         return (sums[:, 0] + sums[:, 1]) + (sums[:, 2] + sums[:, 3])
 
     order = find_order(Machine(nm.BF16, Numbers.of(nm.BF16), False, lanes), 32, range(32))
-    assert order.cut == "4 blocks of 8, added in pairs, the first k = 0, 4, 8, 12, 16, 20, 24, 28" and not order.contiguous
+    assert (
+        order.cut == "4 blocks of 8, added in pairs, the first k = 0, 4, 8, 12, 16, 20, 24, 28" and not order.contiguous
+    )
     noise = Machine(nm.BF16, Numbers.of(nm.BF16), False, lambda a, b, c: torch.arange(len(a)) % 7 * 1.0)
     found = find(noise)
     assert found.order.text.startswith("unknown") and found.rows == () and found.fraction_bits is None

@@ -2,8 +2,8 @@
 
 Contract: a machine that computes as its row passes; one that differs in a parameter is found by many kinds of data, one
 wrong bit is shown with its operands; what was not run does not pass. tests/records/h200_products.json keeps the run on
-an H200, h200_products.npz a few thousand of its dot products, which the emulator reproduces here. Oracles: machines with
-another row, or broken on purpose; the hardware's results. Bitwise.
+an H200, h200_products.npz a few thousand of its dot products, which the emulator reproduces here. Oracles: machines
+with another row, or broken on purpose; the hardware's results. Bitwise.
 """
 
 import io
@@ -107,7 +107,7 @@ def test_kinds_of_c() -> None:
 
 
 def test_a_seed_means_the_same_operands_everywhere() -> None:
-    """Sums of the codes, so that a change of the generator does not go unseen: kept results belong to these operands."""
+    """Sums of the codes pin the generator: kept results belong to these operands."""
     found = []
     for fmt in products.FORMATS:
         for data in kinds(fmt):
@@ -180,7 +180,9 @@ def test_one_wrong_bit_is_shown_with_its_operands() -> None:
     row = rows["near"]
     a, b = case.operands(CPU)
     assert row.failed and row.by_k == {64: 1} and row.first is not None and row.operands is not None
-    assert row.first.startswith("K=64, seed 0, [3, 5]: c 0x") and "gives 0x" in row.first and "should be 0x" in row.first
+    assert (
+        row.first.startswith("K=64, seed 0, [3, 5]: c 0x") and "gives 0x" in row.first and "should be 0x" in row.first
+    )
     assert row.operands["a"].split()[0] == f"{int(a[3, 0]):02x}" and len(row.operands["b"].split()) == 64
     assert int(row.operands["b"].split()[63], 16) == int(b[5, 63]) and "0x" in row.operands["c"]
     assert row.first in str(row) and conclude([row], {"device": "x", "name": "y"})[0].startswith("FAILED")
@@ -252,6 +254,29 @@ def test_a_cpu_has_no_tensor_cores(tmp_path: Path, capsys: pytest.CaptureFixture
     assert json.loads(out.read_text())["status"] == "not run"
 
 
+def test_the_command_writes_what_the_tests_below_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "FORMATS", (nm.E4M3, nm.BF16))
+    monkeypatch.setattr(products, "kinds", lambda fmt: ["wide", "specials"])
+    monkeypatch.setattr(product_cases, "lengths", lambda fmt: (32, 96, 512))
+    out, npz = tmp_path / "a" / "record.json", tmp_path / "b.npz"
+    config = validate.ValidateConfig("cpu", 16, (0,), fast=True, products=True, out=out, vectors=npz)
+    config.check()
+    assert validate.judge_products(config, Comparison(CPU, machine_of(), (9, 0))) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == products.HEAD and len(lines) == 2 + 6 * 2 * 2 and lines[-1].startswith("passed: ")
+    record = json.loads(out.read_text())
+    assert record["config"]["products"] and "vectors" not in record["config"] and record["config"]["fast"]
+    assert (record["status"], record["differing"], record["failed"], record["not_run"]) == ("passed", 0, 0, 0)
+    assert record["by_format"] == {"E4M3": 2 * 2 * 6 * 256, "BF16": 2 * 2 * 6 * 256}
+    with np.load(npz) as archive:
+        assert json.loads(str(archive["about"]))["device"]["device"] == "cpu" and judged(archive)[1] == []
+    worse = machine_of(lambda row: replace(row, fraction_bits=row.fraction_bits - 1))
+    assert validate.judge_products(replace(config, vectors=None), Comparison(CPU, worse, (9, 0))) == 1
+    assert "FAILED" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -308,9 +333,15 @@ def judged(archive: np.lib.npyio.NpzFile) -> tuple[int, list[str]]:
     count, wrong = 0, []
     for name in names:
         fmt = getattr(nm, name.split("/")[0])
-        a, b = (nm.decode(torch.from_numpy(archive[f"{name}/{x}"].astype(np.int32)).to(fmt.code_dtype), fmt) for x in "ab")
+        a, b = (
+            nm.decode(torch.from_numpy(archive[f"{name}/{x}"].astype(np.int32)).to(fmt.code_dtype), fmt) for x in "ab"
+        )
         d = torch.from_numpy(archive[f"{name}/d"].view(np.int32))
-        c = torch.from_numpy(archive[f"{name}/c"].view(np.int32)).view(torch.float32) if f"{name}/c" in archive else None
+        c = (
+            torch.from_numpy(archive[f"{name}/c"].view(np.int32)).view(torch.float32)
+            if f"{name}/c" in archive
+            else None
+        )
         found = nm.matmul(a, b, accumulator=HOPPER[fmt], c=c).view(torch.int32)
         count += d.numel()
         wrong += [name] * (not torch.equal(found, d))
