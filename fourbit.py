@@ -55,6 +55,12 @@ def _validate(argv: list[str]) -> int:
     return validate.main(argv)
 
 
+def _probe(argv: list[str]) -> int:
+    from hw import probe
+
+    return probe.main(argv)
+
+
 def _monitor(argv: list[str]) -> int:
     from studies import monitor_plot
 
@@ -71,6 +77,10 @@ def _bench(argv: list[str]) -> int:
         from reference import monitor_cost
 
         return monitor_cost.main(argv[1:], ops)
+    if argv[:1] == ["matmul"]:
+        from hw import bench_matmul
+
+        return bench_matmul.main(argv[1:])
 
     from hw import bench_numerics
 
@@ -117,10 +127,11 @@ COMMANDS: dict[str, Command] = {
     "study": Command("list, run NAME or report: questions, measurements and figures", _study),
     "order": Command("rank recipes by loss: equal data, paired seeds, intervals, published claims judged", _order),
     "validate": Command("compare the kernels on this machine, or yours, with the emulation, bit for bit", _validate),
+    "probe": Command("find how this machine adds products, and which accumulator of the table does the same", _probe),
     "check": Command("say which quantizer made the bytes of a dump, or what is wrong with them", _check),
     "vectors": Command("write the conformance pack: golden vectors that need nothing else of fourbit", _vectors),
     "bench": Command(
-        "time quantizers beside a copy, training steps, or the monitor: bench numerics|training|monitor", _bench
+        "time quantizers, products, training steps or the monitor: bench numerics|matmul|training|monitor", _bench
     ),
     "formats": Command("print tables of the element and block formats", _formats),
     "show": Command("take one code of a format apart, or encode a number: show E4M3 0x6C", _show),

@@ -293,10 +293,10 @@ def main(argv: list[str]) -> int:
     """`fourbit bench numerics ...`: print the table; 0 if it ran, whatever it shows, 2 without the device."""
     if argv[:1] != ["numerics"]:
         if argv[:1] in (["-h"], ["--help"]):
-            print("usage: fourbit bench numerics|training|monitor [OPTIONS]; each has its own --help")
+            print("usage: fourbit bench numerics|matmul|training|monitor [OPTIONS]; each has its own --help")
             return 0
         raise ValueError(
-            f"bench {' '.join(argv[:1]) or 'of nothing'}: use `fourbit bench numerics`, `training` or `monitor`"
+            f"bench {' '.join(argv[:1]) or 'of nothing'}: use `fourbit bench numerics`, matmul, training or monitor"
         )
     config = tyro.cli(BenchConfig, args=argv[1:], prog="fourbit bench numerics")
     try:

@@ -1,15 +1,16 @@
-"""What FP32 sums of any order may be: intervals for `router_gradient` and for products under accumulator="fp32".
+"""What FP32 sums of any order may be: intervals for `router_gradient` and for products under accumulator="library".
 
 A sum of K products a_i b_i, each operation rounded in FP32, to nearest or truncated, in any order and with or without
 fused multiply-adds, errs by at most (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1)
 
     |s - sum a_i b_i| <= gamma sum |a_i b_i| + K 2^-149        gamma = K u / (1 - K u), u = 2^-23
 
-where the last term is what products lose to underflow. Exact sums are computed in float64, whose own error, below
-K 2^-52 sum |a_i b_i|, is added. Everything that follows a sum is one rounding, and roundings are monotone: the ends of
-the interval go through the same operations, rounded outward where float64 stands for an exact number. Through a
-Hadamard transform of size n the widths add up, and its own log2(n) additions and one product with a rounded factor
-err by at most gamma of log2(n) + 2 operations. A code is then judged under the scale that was found beside it.
+where the last term is what products lose to underflow: `numerics.matmul_bound` of "library". Exact sums are computed in
+float64, whose own error, below K 2^-52 sum |a_i b_i|, is added. Everything that follows a sum is one rounding, and
+roundings are monotone: the ends of the interval go through the same operations, rounded outward where float64 stands
+for an exact number. Through a Hadamard transform of size n the widths add up, and its own log2(n) additions and one
+product with a rounded factor err by at most gamma of log2(n) + 2 operations. A code is then judged under the scale that
+was found beside it.
 
 Where sums of magnitudes reach FLT_MAX, partial sums may overflow in one order and not in another: nothing is judged.
 """
@@ -62,15 +63,10 @@ def _gamma(operations: int) -> float:
 
 def sums(a: Tensor, b: Tensor) -> Interval:
     """a @ b.T of float32 matrices, float64."""
-    a, b = a.to(torch.float64), b.to(torch.float64)
-    k, total, size = a.shape[-1], a @ b.mT, a.abs() @ b.abs().mT
-    width = (_gamma(k) + k * 2.0**-52) * size + k * 2.0**-149
-    open_ended = torch.isfinite(size) & (size + width >= FLT_MAX)
-    width = torch.where(torch.isfinite(total), width, 0.0)
-    return Interval(
-        torch.where(open_ended, -_INF, total - width),
-        torch.where(open_ended, _INF, total + width),
-    )
+    total, width = a.to(torch.float64) @ b.to(torch.float64).mT, nm.matmul_bound(a, b, "library")
+    finite = torch.isfinite(total)
+    width = torch.where(finite, width, 0.0)
+    return Interval(total - width, total + width)
 
 
 def _factors(x: ops.Operand) -> tuple[Tensor, Tensor | None]:
@@ -94,7 +90,7 @@ def _scaled(total: Interval, a: Tensor | None, b: Tensor | None) -> Interval:
 
 
 def product(a: ops.Operand, b: ops.Operand, groups: tuple[int, ...]) -> Interval:
-    """`numerics.matmul(a, b, "fp32", groups=groups)`."""
+    """`numerics.matmul(a, b, "library", groups=groups)`."""
     (x, outer_x), (w, outer_w) = _factors(a), _factors(b)
     found = []
     for e, (i, j) in enumerate(pairwise(groups)):

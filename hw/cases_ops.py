@@ -2,7 +2,7 @@
 
 A case runs the same calls twice, with the functions of `numerics.ops` and with those of the implementation that is
 judged. Where bits are defined they are compared: under accumulator="exact" for products. Sums of an order that is not
-defined (`router_gradient`, products under "fp32") are judged by the intervals of `bounds`.
+defined (`router_gradient`, products under "library") are judged by the intervals of `bounds`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def seam_cases(reference: Any, judged: Any) -> list[SeamCase]:
     for path in expert_paths():
         found += _pairs(path, partial(path_operations, path), reference, judged)
         found += _pairs(path, partial(_more, path), reference, judged)
-        found += _pairs(path, partial(_summed, path), reference, judged, "fp32")
+        found += _pairs(path, partial(_summed, path), reference, judged, "library")
     found += _pairs(None, lambda o: [glu_backward_operation(o)], reference, judged)
     order = ("quantize_tokens", "gate_up_glu", "down_to_wire", "aggregate", "router_gradient", "grad_to_wire")
     order += ("row_scale", "requantize_transpose", "grad_products", "glu_backward")
@@ -108,7 +108,7 @@ def _pairs(
     found = []
     for ours, theirs in zip(make(reference), make(judged), strict=True):
         function = ours.name.split()[0]
-        bounded = accumulator == "fp32" or function == "router_gradient"
+        bounded = accumulator == "library" or function == "router_gradient"
         kinds = SUMMED if bounded else tuple(KINDS)
         ours, theirs = replace(ours, data=kinds), replace(theirs, data=kinds)
         found.append(SeamCase(function, path, ours, theirs, accumulator, bounded))
@@ -117,8 +117,8 @@ def _pairs(
 
 def _summed(p: ExpertPath, o: Any) -> list[Operation]:
     """Products whose sums have the library's order. In pieces the order may be another."""
-    found = [operation for operation in path_operations(p, o, "fp32") if operation.name.split()[0] in PRODUCTS]
-    return [replace(operation, name=f"{operation.name} fp32", cut=None) for operation in found]
+    found = [operation for operation in path_operations(p, o, "library") if operation.name.split()[0] in PRODUCTS]
+    return [replace(operation, name=f"{operation.name} library", cut=None) for operation in found]
 
 
 def _more(p: ExpertPath, o: Any) -> list[Operation]:

@@ -47,9 +47,9 @@ def require_writable(out: Path | None, name: str = "out") -> None:
         ) from error
 
 
-def write_whole(out: Path, text: str) -> None:
-    """Write a file, whole or not at all, line ends as they are in `text`."""
-    _partial(out).write_text(text, "utf-8", newline="")
+def write_whole(out: Path, content: str | bytes) -> None:
+    """Write a file, whole or not at all, line ends as they are in `content`."""
+    _partial(out).write_bytes(content.encode() if isinstance(content, str) else content)
     os.replace(_partial(out), out)
 
 

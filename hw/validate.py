@@ -19,7 +19,8 @@ Not promised, hence not compared: FP32 products, which have the library's order 
 whose sum has too. Any NaN equals any NaN, since IEEE 754 leaves sign and payload to the machine. The sign of zero is
 compared.
 
-With --conversions the GPU's own `cvt` instructions are compared instead: see `conversions`. With --ops somebody's
+With --conversions the GPU's own `cvt` instructions are compared instead: see `conversions`; with --products the sums of
+its tensor cores: see `products`. With --ops somebody's
 implementation of the seam is judged, ours included: see `validate_ops`.
 
 Exit status: 0 if something was compared and nothing differs, 1 if not, 2 if there is no such device; with --ops also 2
@@ -29,6 +30,7 @@ if nothing of the implementation could run.
 from __future__ import annotations
 
 import functools
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -40,15 +42,15 @@ from tqdm import tqdm
 
 from numerics import compiled
 
-from . import conversions, validate_ops
+from . import conversions, products, validate_ops
 from .cases import Cut as Cut
 from .cases import Draw, Operation, Run
 from .cases_compiled import compiled_operations
 from .cases_numerics import block_operations, element_operations, product_operations
 from .cases_seam import seam_operations
 from .compare import Row, Sides, compare
-from .device import DeviceAbsent, describe, resolve, triton_absent
-from .record import write_record
+from .device import INTERPRET, DeviceAbsent, describe, resolve, triton_absent
+from .record import date, versions, write_record, write_whole
 from .validate_config import ValidateConfig
 
 
@@ -112,6 +114,8 @@ def main(argv: list[str]) -> int:
         return 2
     if config.conversions:
         return _conversions(config, device)
+    if config.products:
+        return _products(config, device)
     threads = torch.get_num_threads()
     try:
         rows = list(_table(config, Sides.of(device, threads, _compiled if config.compiled else lambda run: run)))
@@ -147,6 +151,42 @@ def _conversions(config: ValidateConfig, device: torch.device) -> int:
     line, result = conversions.conclude(rows, describe(device))
     print(line)
     write_record(config.out, config.asked(), result)
+    return 0 if result["status"] == "passed" else 1
+
+
+def _products(config: ValidateConfig, device: torch.device) -> int:
+    """The same for --products."""
+    absent = "a CPU has no tensor cores; name a CUDA device" if device.type == "cpu" else triton_absent(device)
+    if absent is None and os.environ.get(INTERPRET) == "1":
+        absent = f"{INTERPRET}=1 has Triton interpret its kernels, without tensor cores; unset it"
+    if absent is not None:
+        print(f"not run: device={config.device!r}: {absent}")
+        write_record(config.out, config.asked(), {"status": "not run", "reason": absent})
+        return 2
+    from triton.compiler.errors import CompilationError
+
+    from . import tensor_core  # needs triton
+
+    capability = torch.cuda.get_device_capability(device)
+    return judge_products(config, products.Comparison(device, tensor_core.product, capability, (CompilationError,)))
+
+
+def judge_products(config: ValidateConfig, comparison: products.Comparison) -> int:
+    """Print the table of --products, write record and vectors, return the exit status."""
+    print(products.HEAD, flush=True)
+    seeds, longest = (config.seeds[:1], 128) if config.fast else (config.seeds, 4096)
+    rows = []
+    for fmt in products.FORMATS:
+        for row in comparison.run(fmt, config.rows or products.ROWS, seeds, longest):
+            print(row, flush=True)
+            rows.append(row)
+    about = describe(comparison.device)
+    line, result = products.conclude(rows, about)
+    print(line)
+    write_record(config.out, config.asked(), result)
+    if config.vectors is not None:
+        made = {"command": "fourbit validate --products", "date": date(), "versions": versions(), "device": about}
+        write_whole(config.vectors, products.vectors(comparison.kept, made))
     return 0 if result["status"] == "passed" else 1
 
 

@@ -16,16 +16,20 @@ class ValidateConfig:
     device: str = "cuda"
     """What to compare with the CPU: cuda or cuda:1; with cpu, 1 thread is compared with several."""
     rows: int | None = None
-    """Rows of each input; 384, or 160 with --fast; with --ops 96, or 40."""
+    """Rows of each input; 384, or 160 with --fast; with --ops 96, or 40; with --products 256."""
     seeds: tuple[int, ...] = (0, 1)
     """Each draws all inputs anew."""
     compiled: bool = False
     """Compile what runs on the device; cases of `cases_compiled`. With cpu, eager is compared with compiled."""
     fast: bool = False
     """Fewer rows, the first seed and, of each operation, the first dtype only; of each conversion, 2^24 inputs; with
-    --ops, few kinds of data but for NVFP4."""
+    --ops, few kinds of data but for NVFP4; with --products K up to 128."""
     conversions: bool = False
     """Instead, compare the GPU's own cvt instructions with the emulator, over all 2^32 inputs."""
+    products: bool = False
+    """Instead, compare the sums of the GPU's tensor cores, c + a @ b.T in five formats, with their model."""
+    vectors: Path | None = None
+    """With --products: an npz file for corners of the products, operands and results of the hardware."""
     ops: str | None = None
     """Instead, judge an implementation of the operations of `numerics.ops`: emulated, triton, blackwell, or yours: an
     importable module such as mykernels.ops, or a .py file, with any of these functions under the same signatures."""
@@ -45,9 +49,13 @@ class ValidateConfig:
             raise ValueError(
                 "only, activations and html belong to --ops; name an implementation, such as --ops emulated"
             )
-        if self.ops is not None and (self.compiled or self.conversions):
-            other = "compiled" if self.compiled else "conversions"
-            raise ValueError(f"ops={self.ops!r} with --{other}: they are different comparisons; give one of them")
+        others = [name for name in ("compiled", "conversions", "products") if getattr(self, name)]
+        if self.ops is not None and others:
+            raise ValueError(f"ops={self.ops!r} with --{others[0]}: they are different comparisons; give one of them")
+        if len(others) > 1:
+            raise ValueError(f"--{others[0]} with --{others[1]}: they are different comparisons; give one of them")
+        if self.vectors is not None and not (self.products and 0 in self.seeds):
+            raise ValueError("vectors belong to --products and come from seed 0; give both")
         if self.rows is not None and not 16 <= self.rows <= 8192:
             raise ValueError(f"rows={self.rows} cannot be used; use 16 to 8192")
         if not self.seeds or min(self.seeds) < 0:
@@ -56,9 +64,10 @@ class ValidateConfig:
             raise ValueError("rows and seeds draw inputs, and --conversions takes all there are; leave them out")
         require_writable(self.out)
         require_writable(self.html, "html")
+        require_writable(self.vectors, "vectors")
 
     def asked(self) -> dict[str, Any]:
         """What a record says was asked: everything but where it is written; what belongs to --ops with it alone."""
-        left_out = ("out", "html") if self.ops is not None else ("out", "html", "ops", "only", "activations")
+        left_out = ("out", "html", "vectors", *(("ops", "only", "activations") if self.ops is None else ("products",)))
         asked = {name: value for name, value in asdict(self).items() if name not in left_out}
         return {name: str(value) if isinstance(value, Path) else value for name, value in asked.items()}

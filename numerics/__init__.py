@@ -10,6 +10,7 @@ formulas and sources; codes, scales, outer scales and "exact" products are equal
 """
 
 from . import layout, metrics, ptx, scales, torch_views
+from .accumulators import ACCUMULATORS, Accumulator
 from .block_formats import (
     BLOCK_FORMATS,
     FP8_1X128,
@@ -33,7 +34,8 @@ from .blocks import BlockTensor
 from .codes import decode, encode, round_to
 from .formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, E8M0, FORMATS, FP16, INT4, INT8, S2F6, TF32, UE4M3, Format
 from .hadamard import hadamard, hadamard_inverse, hadamard_signs
-from .matmul import ACCUMULATORS, matmul
+from .matmul import matmul
+from .matmul_bound import matmul_bound
 from .philox import Random, philox
 from .quantizer import dequantize, quantize, requantize
 from .rounding import Rounding
@@ -70,6 +72,7 @@ __all__ = [
     "S2F6",
     "TF32",
     "UE4M3",
+    "Accumulator",
     "BlockFormat",
     "BlockTensor",
     "Format",
@@ -83,6 +86,7 @@ __all__ = [
     "hadamard_signs",
     "layout",
     "matmul",
+    "matmul_bound",
     "metrics",
     "philox",
     "ptx",

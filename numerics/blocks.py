@@ -186,6 +186,10 @@ class BlockTensor:
                 x = x.index_select(other, index.to(x.device))
         return x
 
+    def scales_per_value(self) -> Tensor:
+        """The stored scales, shape of the tensor: each block's repeated for its values."""
+        return self._per_value(self.scales, self.fmt.block)
+
     def outer_per_value(self) -> Tensor | None:
         """The outer scale as float32 that broadcasts to the tensor's shape, runs repeated; None without one."""
         if self.outer is None or self.outer_block is None:

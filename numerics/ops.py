@@ -125,7 +125,7 @@ def quantize_tokens(
 
 
 def gate_up_glu(
-    x: Operand, w13: Operand, groups: Any, hidden: Cast, accumulator: str = "fp32"
+    x: Operand, w13: Operand, groups: Any, hidden: Cast, accumulator: str = "library"
 ) -> tuple[Operand, Tensor]:
     """Grouped product, SwiGLU, quantize.
 
@@ -141,7 +141,7 @@ def gate_up_glu(
     return quantize_tokens(swiglu(*gate_up.chunk(2, dim=-1)), hidden), gate_up
 
 
-def down_to_wire(h: Operand, w2: Operand, groups: Any, wire: Wire, accumulator: str = "fp32") -> Operand:
+def down_to_wire(h: Operand, w2: Operand, groups: Any, wire: Wire, accumulator: str = "library") -> Operand:
     """Grouped product, Hadamard, quantize for the combine.
 
     The FP32 product (after the outer scales) enters the butterfly directly, then the wire format, nearest; without a
@@ -263,7 +263,7 @@ def requantize_transpose(
 
 
 def grad_products(
-    g: Operand, g_tokens: Operand, w: Operand, x: Operand, groups: Any, accumulator: str = "fp32"
+    g: Operand, g_tokens: Operand, w: Operand, x: Operand, groups: Any, accumulator: str = "library"
 ) -> tuple[Tensor, Tensor]:
     """dgrad and wgrad of one matrix y = x w^T.
 

@@ -8,6 +8,8 @@ from typing import Literal
 
 import torch
 
+from numerics import ACCUMULATORS
+
 from .model import ModelConfig
 from .recipe import PASSES
 
@@ -34,6 +36,9 @@ class TrainConfig:
     """Sequences that pass through the model together, a multiple of grain; a grain if left out."""
     deterministic: bool = False
     """Exact sums in the experts' products and every grain alone: the same bits for any micro_batch; slower."""
+    products: str | None = None
+    """How the experts' products are summed: a name of `numerics.ACCUMULATORS` that takes the recipe's operands, such as
+    fp32, or hopper_bf16 with bf16; if left out, library, and exact under deterministic."""
     lr: float = 3e-3
     """Peak learning rate."""
     warmup: int = 20
@@ -100,6 +105,11 @@ class TrainConfig:
     """Dimensions of the model."""
 
     @property
+    def accumulator(self) -> str:
+        """Of the experts' products."""
+        return self.products or ("exact" if self.deterministic else "library")
+
+    @property
     def thresholds(self) -> dict[str, float]:
         """The thresholds that are set, by field."""
         values = {name: getattr(self, name) for name in THRESHOLDS}
@@ -113,6 +123,7 @@ def check(config: TrainConfig) -> None:
         ValueError: names the field, its value and what would do.
     """
     c, finite = config, math.inf
+    summing = [name for name in ACCUMULATORS if name != "library" or not c.deterministic]
     rules = [
         ("steps", c.steps >= 1, "use 1 or more"),
         ("grain", c.grain >= 1, "use 1 or more"),
@@ -122,6 +133,11 @@ def check(config: TrainConfig) -> None:
             c.micro_batch is None
             or (c.micro_batch >= 1 and c.micro_batch % max(1, c.grain) == 0 == c.batch % c.micro_batch),
             f"use a multiple of grain {c.grain} that divides batch {c.batch}",
+        ),
+        (
+            "products",
+            c.products in (None, *summing),
+            f"use one of {', '.join(summing)}" + "; library depends on what passes together" * c.deterministic,
         ),
         ("lr", 0 < c.lr < 1e37, "use a positive number that float32 holds"),
         ("warmup", 0 <= c.warmup <= c.steps, f"use 0 to {c.steps}, the number of steps"),

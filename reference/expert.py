@@ -112,7 +112,7 @@ class Setting:
     signs: Mapping[int, Tensor]
     layer: int
     draw: Draw
-    accumulator: str = "fp32"
+    accumulator: str = "library"
     shared: bool = False
     slot: int = 0
     recompute_glu: bool = False

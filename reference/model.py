@@ -117,7 +117,7 @@ class Transformer(nn.Module):
     """The model. Initial weights depend on `seed` and the sizes only, never on the recipe.
 
     Args: config, recipe; ops: the module that provides the seam (`numerics.ops`); seed; accumulator of the experts'
-        products ("fp32" or "exact"); recompute_glu: see `expert.Setting`.
+        products, by name: see `numerics.accumulators`; recompute_glu: see `expert.Setting`.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Transformer(nn.Module):
         recipe: Recipe,
         ops: ModuleType,
         seed: int,
-        accumulator: str = "fp32",
+        accumulator: str = "library",
         recompute_glu: bool = False,
     ) -> None:
         super().__init__()

@@ -161,8 +161,7 @@ def _steps(run: Run, start: int, on_progress: Callable[[dict[str, Any]], None] |
 
 def _build(config: TrainConfig, recipe: Recipe, layers: Schedule, ops: ModuleType) -> nn.Module:
     try:
-        accumulator = "exact" if config.deterministic else "fp32"
-        model = Transformer(config.model, recipe, ops, config.seed, accumulator, config.recompute_glu)
+        model = Transformer(config.model, recipe, ops, config.seed, config.accumulator, config.recompute_glu)
         if config.layer_presets:
             model.follow(layers.start)
         return model.to(config.device)
@@ -200,7 +199,7 @@ def _identity(config: TrainConfig, ops: ModuleType, reference: dict[int, float] 
     interval or none. A reference counts by its losses, wherever it lies.
     """
     fields = {name: value for name, value in dataclasses.asdict(config).items() if name not in _NOT_IDENTITY}
-    unset = [name for name in (*THRESHOLDS, "layer_presets") if not fields[name]]
+    unset = [name for name in (*THRESHOLDS, "layer_presets", "products") if not fields[name]]
     found = {"ops": ops.__name__} | {name: value for name, value in fields.items() if name not in unset}
     if config.thresholds:
         found |= {"monitor_every": config.monitor_every, "raise_to": config.raise_to}

@@ -254,7 +254,7 @@ def product(**changes: Tensor) -> Dump:
 
 A, B = nm.quantize(X, nm.NVFP4, outer="row"), nm.quantize(torch.randn(64, 256, generator=RANDOM), nm.NVFP4)
 W = nm.quantize(torch.randn(4, 64, 256, generator=RANDOM), nm.NVFP4, outer="leading")
-Y = nm.matmul(A, B, "fp32")
+Y = nm.matmul(A, B, "library")
 OPERANDS = {"a_codes": A.packed(), "a_scales": A.scales, "a_outer": A.outer}
 OPERANDS |= {"b_codes": B.packed(), "b_scales": B.scales, "b_outer": B.outer}
 EXPERTS = OPERANDS | {"b_codes": W.packed(), "b_scales": W.scales, "b_outer": W.outer, "groups": torch.tensor(GROUPS)}
@@ -266,7 +266,7 @@ PRODUCTS: dict[str, tuple[Callable[[], Dump], str | None]] = {
     "bfloat16": (lambda: product(output=Y.bfloat16()), None),
     "float16": (lambda: product(output=Y.half()), None),
     "swizzled": (lambda: product(a_scales=nm.layout.swizzle_scales(A.scales)), None),
-    "by expert": (lambda: EXPERTS | {"output": nm.matmul(A, W, "fp32", groups=GROUPS)}, None),
+    "by expert": (lambda: EXPERTS | {"output": nm.matmul(A, W, "library", groups=GROUPS)}, None),
     "lost outer of a": (lambda: product(output=nm.matmul(A.derived(outer=None), B)), "the outer scale of a is lost"),
     "lost outer of b": (lambda: product(output=nm.matmul(A, B.derived(outer=None))), "the outer scale of b is lost"),
     "divided by": (

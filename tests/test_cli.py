@@ -25,6 +25,7 @@ MODULES = {
     "study": "studies.study",
     "order": "studies.loss_order",
     "validate": "hw.validate",
+    "probe": "hw.probe",
     "check": "hw.check",
     "vectors": "hw.vectors",
     "bench": "hw.bench_numerics",
@@ -98,13 +99,14 @@ def test_an_unknown_command_is_one_sentence_with_the_known_ones(
     assert fourbit.main(argv) == 2
     out, err = capsys.readouterr()
     known = (
-        "the known ones are demo, train, monitor, recipes, study, order, validate, check, vectors, bench, formats, show"
+        "the known ones are demo, train, monitor, recipes, study, order, validate, probe, check, vectors, bench, "
+        "formats, show"
     )
     assert (out, err) == ("", f"fourbit: error: unknown command {argv[0]!r}; {known}\n")
 
 
 @pytest.mark.parametrize(
-    "name", ["demo", "recipes", "study", "order", "validate", "check", "vectors", "bench", "formats", "show"]
+    "name", ["demo", "recipes", "study", "order", "validate", "probe", "check", "vectors", "bench", "formats", "show"]
 )
 def test_a_command_gets_its_arguments_and_its_exit_code_is_returned(name: str, stand_in: Callable) -> None:
     seen = []

@@ -237,7 +237,7 @@ def test_scales_and_outers_are_read_from_what_was_saved(operand: str, part: str)
 
 def test_gradient_follows_the_unquantized_function():
     """Straight-through: close to autograd through the same formula in float64; BF16's own rounding is the bound."""
-    case = make_case(preset("bf16").experts, accumulator="fp32")
+    case = make_case(preset("bf16").experts, accumulator="library")
     got = gradients(case, run(case))
     x, weights, w13, w2 = (t.detach().double().requires_grad_() for t in (case.x, case.weights, case.w13, case.w2))
     total = torch.zeros(T, D, dtype=torch.float64)
@@ -258,8 +258,8 @@ def test_gradients_point_where_bf16_points(name: str, noise: float):
     """`noise` is a product's relMSE, that of its two operands together. The longest chain, to the router, has two
     such products and SwiGLU, which multiplies two noisy factors, between them: about 4 noises, so cos^2 = 1 / (1 + 4
     noise); half of that again is allowed for."""
-    reference = gradients(c := make_case(preset("bf16").experts, "fp32"), run(c))
-    got = gradients(c := make_case(preset(name).experts, "fp32"), run(c))
+    reference = gradients(c := make_case(preset("bf16").experts, "library"), run(c))
+    got = gradients(c := make_case(preset(name).experts, "library"), run(c))
     for key in got:
         assert nm.metrics.cosine(got[key], reference[key]) > (1 + 6 * noise) ** -0.5, key
 
@@ -273,7 +273,7 @@ def test_wgrad_is_unbiased_for_one_fixed_gradient():
     total, errors = torch.zeros_like(exact), []
     for draw in range(64):
         again = ops.requantize_transpose(q, LOW.saved_input, [0, 50, 128], nm.Random((9, draw)))
-        total += nm.matmul(g.mT, again.mT, "fp32").double()
+        total += nm.matmul(g.mT, again.mT, "library").double()
         errors.append(nm.metrics.error(exact, total / (draw + 1)).rel_mse)
     # each error is a mean over 256 independent columns of 64 correlated rows: it spreads by at most sqrt(2 / 256) = 9 %
     # and the ratio by 12 %; three times that is allowed
@@ -302,7 +302,7 @@ def test_route_sorts_by_expert_then_token():
 
 @pytest.mark.parametrize("name", ["bf16", "mxfp8", "fourbit", "fourbit_originals", "nvfp4_nvidia"])
 def test_gate_and_up_computed_again_have_the_same_bits(name: str):
-    case = make_case(preset(name).experts, "fp32")
+    case = make_case(preset(name).experts, "library")
     first = gradients(case, run(case))
     case.setting = replace(case.setting, recompute_glu=True)
     again = gradients(case, run(case))

@@ -23,7 +23,7 @@ DRAW = Draw(0, 1, 0)
 WIDE = replace(SMALL, dim=128, expert_dim=128)
 
 
-def _model(name: str, config: ModelConfig = SMALL, accumulator: str = "fp32") -> Transformer:
+def _model(name: str, config: ModelConfig = SMALL, accumulator: str = "library") -> Transformer:
     if config is SMALL and preset(name).experts.row_block > 32:
         config = WIDE
     return Transformer(config, preset(name), ops, seed=4, accumulator=accumulator)

@@ -85,10 +85,10 @@ def test_an_absent_device_is_not_run(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert all("  not run: device='cuda': torch " in line for line in lines[1:-1]) and len(lines) == len(SEAM) + 2
 
 
-def test_exact_products_may_be_refused_and_fp32_ones_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exact_products_may_be_refused_and_library_ones_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Tensor cores have no exact accumulator. Another refusal is a failure."""
     check = '    require_experts(groups, h=h, w2=w2)\n    if accumulator == "exact":\n        raise {}\n'
-    only = ("--only", "down_to_wire NVFP4, normal", "down_to_wire NVFP4 fp32, normal")
+    only = ("--only", "down_to_wire NVFP4, normal", "down_to_wire NVFP4 library, normal")
     old = "    require_experts(groups, h=h, w2=w2)\n"
     status, lines = run(
         capsys, written(tmp_path, old, check.format('NotImplementedError("no exact sums here")')), *only

@@ -60,8 +60,8 @@ def test_every_operation_has_a_broken_copy_and_every_fault_is_made() -> None:
 
 
 def test_a_true_copy_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On the cases that catch the broken ones, products under fp32 among them."""
-    only = [*sorted({fault.case for fault in FAULTS}), "fp32, normal", "weight, normal", "moved, normal"]
+    """On the cases that catch the broken ones, products of the library among them."""
+    only = [*sorted({fault.case for fault in FAULTS}), "library, normal", "weight, normal", "moved, normal"]
     status, lines = run(capsys, written(tmp_path), "--only", *only)
     assert (status, failed(lines)) == (0, [])
     assert lines[-1].startswith("passed: ") and "cases not run" not in lines[-1]
@@ -178,15 +178,15 @@ def test_another_order_of_a_sum_passes_and_a_wrong_sum_does_not(
         ("grad_products", "dx = matmul(g, w.mT, accumulator, groups=groups)", ".mul(1 + 2.0**-12)"),
     ],
 )
-def test_an_fp32_product_outside_of_its_bound_is_caught(
+def test_a_library_product_outside_of_its_bound_is_caught(
     operation: str, old: str, new: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And its exact product alone is not: the fault is under accumulator="fp32" only."""
+    """And its exact product alone is not: the fault is under accumulator="library" only."""
     path = written(tmp_path, old, old + new.replace(".mul(", '.mul(1 if accumulator == "exact" else '))
-    status, lines = run(capsys, path, "--only", f"{operation} NVFP4, normal", f"{operation} NVFP4 fp32, normal")
+    status, lines = run(capsys, path, "--only", f"{operation} NVFP4, normal", f"{operation} NVFP4 library, normal")
     assert status == 1
     (row,) = failed(lines)
-    assert row.startswith(f"{operation} NVFP4 fp32 ") and "outside of [" in row
+    assert row.startswith(f"{operation} NVFP4 library ") and "outside of [" in row
 
 
 def test_the_bound_of_a_sum_holds_the_exact_sum_and_no_more_than_n_roundings() -> None:

@@ -1,0 +1,59 @@
+"""Contract: a run sums its experts' products as `products` says, or refuses in a sentence.
+
+Oracle: losses of short runs: the default is the library, every accumulator trains nearly the same, and operands that an
+accumulator does not take are named.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from numerics import ops
+from reference.config import TrainConfig
+from reference.train import train
+from tests.test_train import SMALL
+
+
+def run(folder: Path, **fields: Any) -> list[float]:
+    common = {"steps": 2, "warmup": 1, "batch": 2, "grain": 2, "eval_every": 2, "eval_sequences": 2, "monitor_every": 0}
+    train(TrainConfig(folder, **{**common, "progress": "hide", "model": SMALL, **fields}), ops)
+    return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("preset", "products"), [("bf16", "fp32"), ("bf16", "hopper_bf16"), ("mxfp8", "blackwell_mxfp8")]
+)
+def test_accumulators_train_alike(tmp_path: Path, preset: str, products: str):
+    plain = run(tmp_path / "plain", preset=preset)
+    assert run(tmp_path / "library", preset=preset, products="library") == plain
+    summed = run(tmp_path / "summed", preset=preset, products=products)
+    assert summed == pytest.approx(plain, rel=2e-3)  # BF16 has 2^-9 a rounding
+    assert json.loads((tmp_path / "summed" / "config.json").read_text())["products"] == products
+    assert "products" not in json.loads((tmp_path / "plain" / "config.json").read_text())
+
+
+def test_deterministic_takes_any_sum_with_an_order(tmp_path: Path):
+    """The micro batch does not matter."""
+    one, two = (
+        run(tmp_path / str(m), preset="bf16", deterministic=True, products="fp32", grain=1, micro_batch=m)
+        for m in (1, 2)
+    )
+    assert one == two
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"products": "tf32"}, "products 'tf32' cannot be used; use one of exact, fp32, library"),
+        (
+            {"products": "library", "deterministic": True},
+            "products 'library' cannot be used; .* exact, fp32, volta",
+        ),
+        ({"products": "hopper_fp8", "preset": "mxfp8"}, "BlockTensor of MXFP8: hopper_fp8 takes E4M3 or E5M2"),
+    ],
+)
+def test_what_does_not_fit_is_told(tmp_path: Path, fields: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path / "x", **fields)
