@@ -1,7 +1,7 @@
 """The numbers that a matplotlib figure shows, as plain data: what a test compares instead of pixels.
 
-Taken from the drawn artists themselves, so nothing can be drawn and not recorded: lines, bars and other patches, images,
-scattered points, surfaces, and every text. Places and sizes are in data coordinates, to six significant digits;
+Taken from the drawn artists themselves, so nothing can be drawn and not recorded: lines, bars and other patches,
+images, scattered points, surfaces, and every text. Places and sizes are in data coordinates, to six significant digits;
 what depends on fonts or on the layout of a page is left out.
 """
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
-from traitlets.config import Config
 
 from .panel import FIGURE, READOUT, WIDGET
 
@@ -44,8 +43,7 @@ def executed(path: Path) -> Any:
     """
     notebook = nbformat.read(path, as_version=4)
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
-    local = Config({"KernelManager": {"transport": "tcp" if os.name == "nt" else "ipc"}})  # sockets in a folder of ours
-    client = NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", store_widget_state=False, config=local)
+    client = NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", store_widget_state=False)
     client.execute(cwd=str(HERE))
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times of day

@@ -1,10 +1,11 @@
-"""Contract: each notebook runs from top to bottom in a fresh kernel and still shows what is stored in it: the texts, the
-tables, and the data of every figure. Oracle: its own stored outputs, which a person has looked at.
+"""Contract: each notebook runs from top to bottom in a fresh kernel and still shows what is stored in it: the texts,
+the tables, and the data of every figure. Oracle: its own stored outputs, which somebody has looked at.
 
-A stored number that depends on the order of floating-point sums may differ from machine to machine: NUMBERS lists the
+A stored number that depends on the order of floating-point sums may differ from machine to machine: RELATIVE lists the
 notebooks that train, with the tolerance of their figures' data and why.
 """
 
+import ast
 import math
 from pathlib import Path
 
@@ -75,8 +76,6 @@ def test_is_stored_for_a_reader_without_a_kernel(path: Path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_cells_stay_short(path: Path):
     """Definitions of more than ten lines belong into a module."""
-    import ast
-
     for cell in nbformat.read(path, as_version=4).cells:
         if cell.cell_type == "code":
             for node in ast.walk(ast.parse(cell.source)):
