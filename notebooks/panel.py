@@ -87,7 +87,7 @@ class Panel(ipywidgets.VBox):
         try:
             self.picture = self._draw(**self.values())
         except ValueError as error:
-            self.say(str(error))
+            self.say(f"{error}; the last picture stays")
             return
         self.say("")
         self._show()

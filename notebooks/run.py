@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -76,13 +77,23 @@ def stills(output: Any) -> list[Any]:
     return [output, words]
 
 
+def compact(text: str) -> str:
+    """The same JSON with lists of numbers, and lists of such lists, on one line each: a figure has thousands.
+
+    A line break is never part of a string in JSON, so a list that begins with one is a list.
+    """
+    for inside in (r'[^][{}"]+', r'(?:\s*\[[^][{}"\n]*\],?)+\s*'):
+        text = re.sub(rf"\[\n({inside})\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+    return text
+
+
 def main(argv: list[str]) -> int:
     """Execute and save; returns the exit code 0. Raises ValueError for an unknown name."""
     parser = argparse.ArgumentParser(prog="python -m notebooks.run", description=__doc__.split("\n", 1)[0])
     parser.add_argument("names", metavar="NAME", nargs="*", help="a notebook, such as 01; all if left out")
     for path in paths(parser.parse_args(argv).names):
         print(f"running {path.name}", file=sys.stderr, flush=True)
-        nbformat.write(executed(path), path)
+        path.write_text(compact(nbformat.writes(executed(path))) + "\n", encoding="utf-8")
     return 0
 
 

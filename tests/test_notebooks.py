@@ -6,6 +6,7 @@ notebooks that train, with the tolerance of their figures' data and why.
 """
 
 import ast
+import json
 import math
 from pathlib import Path
 
@@ -18,7 +19,7 @@ run = pytest.importorskip("notebooks.run")
 from notebooks.panel import FIGURE  # noqa: E402
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
-NAMES = ["01_formats"]
+NAMES = ["01_formats", "02_nvfp4_block", "03_transpose"]
 RELATIVE: dict[str, float] = {}
 
 
@@ -71,6 +72,13 @@ def test_is_stored_for_a_reader_without_a_kernel(path: Path):
     assert all(o.output_type != "error" for o in outputs)
     pictures = [o for o in outputs if "image/png" in o.get("data", {})]
     assert pictures and all(FIGURE in o.data for o in pictures), "show figures through notebooks.panel"
+
+
+def test_compact_is_the_same_json():
+    """Lists of numbers, and lists of such lists, on one line; what looks like one in a string is left alone."""
+    value = {"a": [[1, -2.5e-9], [3]], "b": ["[\n 1,\n 2\n]", "x"], "c": [], "d": [{"e": [True, None]}], "f": [[[4]]]}
+    text = run.compact(json.dumps(value, indent=1))
+    assert json.loads(text) == value and '"a": [[1, -2.5e-09], [3]]' in text and text.count("\n") < 20
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
