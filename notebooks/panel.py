@@ -121,6 +121,12 @@ class Panel(ipywidgets.VBox):
         return {**data, **self.picture.bundle()}, metadata
 
 
+def brief(text: str) -> str:
+    """At most 40 letters of a text, for a message."""
+    plain = text.strip()
+    return plain if len(plain) <= 40 else plain[:37] + "..."
+
+
 def number(text: str, name: str = "value") -> float:
     """The number that `text` says: decimal, hexadecimal (0x1.8p-3), nan or inf.
 
@@ -131,4 +137,4 @@ def number(text: str, name: str = "value") -> float:
     try:
         return float.fromhex(plain) if "0x" in plain.lower() else float(plain)
     except (ValueError, OverflowError):
-        raise ValueError(f"{name}={text!r} is no number: type 5.4, -1e-3, 0x1.8p-3, nan or inf") from None
+        raise ValueError(f"{name}={brief(text)!r} is no number: type 5.4, -1e-3, 0x1.8p-3, nan or inf") from None
