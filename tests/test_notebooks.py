@@ -18,7 +18,7 @@ run = pytest.importorskip("notebooks.run")
 from notebooks.panel import FIGURE  # noqa: E402
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
-NAMES = ["01_formats"]
+NAMES = ["01_formats", "04_requantization", "05_hadamard_combine"]
 RELATIVE: dict[str, float] = {}
 
 
