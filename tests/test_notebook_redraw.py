@@ -148,6 +148,16 @@ def test_the_readout_holds_the_numbers_of_the_draws():
     assert "49,152 of 65,536" in panel.picture.readout and "always 4, off by -0.5" in panel.picture.readout
 
 
+def test_the_picture_counts_and_averages_the_draws(one: tuple):
+    draws = again(saved_tensor(5.4, 54.0, 12.0, 69), nm.NVFP4, STOCHASTIC, 0)[0][:1024].double()
+    _, counts, mean = one[2]["axes"]
+    assert [patch["place"][3] for patch in counts["patches"]] == [int((draws == edge).sum()) for edge in (4, 6)]
+    line = next(line for line in mean["lines"] if len(line) > 2)
+    for n, shown in line:
+        assert math.isclose(shown, float(draws[: int(n)].mean()), rel_tol=1e-5)  # stored to six digits
+    assert line[-1][0] == 1024
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     (
