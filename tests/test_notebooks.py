@@ -19,7 +19,7 @@ run = pytest.importorskip("notebooks.run")
 from notebooks.panel import FIGURE  # noqa: E402
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
-NAMES = ["01_formats", "02_nvfp4_block", "03_transpose"]
+NAMES = ["01_formats", "02_nvfp4_block", "03_transpose", "04_requantization", "05_hadamard_combine"]
 RELATIVE: dict[str, float] = {}
 
 
