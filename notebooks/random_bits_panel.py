@@ -17,9 +17,9 @@ from matplotlib.patches import Rectangle
 import numerics as nm
 from studies import plots
 
-from .panel import Panel, Picture, number
+from .panel import Panel, Picture, brief, number
 from .random_bits import FIELDS, INSTRUCTIONS, OPERANDS, Converted, Instruction, convert, lost
-from .tables import table
+from .readout import table
 
 WORD = 32
 UPPER, LOWER = plots.BLUE, plots.VERMILION  # the pairs (a, b) and (e, f)
@@ -37,9 +37,9 @@ def word_of(text: str) -> int:
     """
     plain = text.strip().lower().removeprefix("0x").replace("_", "").replace(" ", "")
     if not plain or any(digit not in "0123456789abcdef" for digit in plain):
-        raise ValueError(f"word={text!r} is no hexadecimal word: type up to eight digits, such as 0xC0FFEE42")
+        raise ValueError(f"word={brief(text)!r} is no hexadecimal word: type up to eight digits, such as 0xC0FFEE42")
     if int(plain, 16) >> WORD:
-        raise ValueError(f"word={text!r} has more than 32 bits: type up to eight hexadecimal digits")
+        raise ValueError(f"word={brief(text)!r} has more than 32 bits: type up to eight hexadecimal digits")
     return int(plain, 16)
 
 
@@ -51,7 +51,9 @@ def values_of(text: str) -> list[float]:
     """
     values = [number(part, "values") for part in text.replace(",", " ").replace(";", " ").split()]
     if len(values) not in (1, len(OPERANDS)):
-        raise ValueError(f"values={text!r} holds {len(values)} numbers: type one for all, or four for a, b, e and f")
+        raise ValueError(
+            f"values={brief(text)!r} holds {len(values)} numbers: type one for all, or four for a, b, e and f"
+        )
     return values * (len(OPERANDS) // len(values))
 
 

@@ -12,11 +12,11 @@ import torch
 
 import numerics as nm
 
-from .panel import Panel, Picture, number
+from .panel import Panel, Picture, brief, number
 from .random_bits import FIELDS
+from .readout import table, told
 from .redraw_data import ROUNDINGS, TARGETS, Redraw, redraw
 from .redraw_draw import draw
-from .tables import table
 
 LARGEST = nm.E2M1.max * nm.E4M3.max
 DRAWS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
@@ -78,9 +78,8 @@ def finite(name: str, text: str) -> float:
     q = nm.quantize(torch.tensor([value] + 15 * [1.0]), nm.NVFP4, outer=None)
     left = int(torch.isfinite(q.dequantize()).sum())
     raise ValueError(
-        f"{name}={text.strip()} is {value:g} in float32: the scale of its block becomes NaN (code "
-        f"0x{int(q.scales):02X}), and {left} of the block's 16 values stay finite. There is nothing to round, so the "
-        "last picture stays"
+        f"{name}={brief(text)} is {told(value)} in float32: the scale of its block becomes NaN (code "
+        f"0x{int(q.scales):02X}), and {left} of the block's 16 values stay finite. There is nothing to round"
     )
 
 

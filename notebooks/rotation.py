@@ -16,6 +16,7 @@ import numerics as nm
 from studies.combine_data import BLOCK, WIRES, order_part, sent_bits
 
 from .panel import Panel, Picture, number
+from .readout import table, told
 from .rotation_data import (
     PLAIN,
     ROTATED,
@@ -30,7 +31,6 @@ from .rotation_data import (
     trip,
 )
 from .rotation_draw import draw
-from .tables import table
 
 
 def readout(x: Tensor, signs: Tensor, place: int) -> str:
@@ -40,9 +40,9 @@ def readout(x: Tensor, signs: Tensor, place: int) -> str:
     for wire in WIRES:
         each = trip(x, signs, wire)
         errors = (float(each.errors[place]), each.rms(other), each.rms())
-        cells = [f"{error:.4g}" for error in errors]
-        scale = "none" if wire.fmt is None else f"{each.scale:g}"
-        rows.append([wire.name, f"{sent_bits(wire):g}", scale, f"{float(each.received[place]) + 0.0:.6g}", *cells])
+        cells = [told(error, 4) for error in errors]
+        scale = "none" if wire.fmt is None else told(each.scale, 6)
+        rows.append([wire.name, f"{sent_bits(wire):g}", scale, told(float(each.received[place]), 6), *cells])
     head = ["wire", "bits a value", "scale", "outlier arrives as", "its error", "rms error, others", "rms error, all"]
     return _words(x, signs, place) + table(head, rows)
 
@@ -52,8 +52,8 @@ def _words(x: Tensor, signs: Tensor, place: int) -> str:
     if not math.isfinite(size):
         lost = [int((~torch.isfinite(trip(x, signs, wire).received)).sum()) for wire in (PLAIN, ROTATED)]
         return (
-            f"<p>The outlier is {size:g} in float32. The block's scale becomes NaN (byte 0xFF): {lost[0]} of 32 values "
-            f"are lost on MXFP8. The rotation would spread it to all 32 coefficients: {lost[1]} of 32 are lost on "
+            f"<p>The outlier is {told(size)} in float32. The block's scale becomes NaN (byte 0xFF): {lost[0]} of 32 "
+            f"values are lost on MXFP8. The rotation would spread it to all 32 coefficients: {lost[1]} of 32 are lost on "
             "RHT + S2F6.</p>"
         )
     y = rotated(x, signs)
