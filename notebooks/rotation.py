@@ -53,8 +53,8 @@ def _words(x: Tensor, signs: Tensor, place: int) -> str:
         lost = [int((~torch.isfinite(trip(x, signs, wire).received)).sum()) for wire in (PLAIN, ROTATED)]
         return (
             f"<p>The outlier is {told(size)} in float32. The block's scale becomes NaN (byte 0xFF): {lost[0]} of 32 "
-            f"values are lost on MXFP8. The rotation would spread it to all 32 coefficients: {lost[1]} of 32 are lost on "
-            "RHT + S2F6.</p>"
+            "values are lost on MXFP8. The rotation would spread it to all 32 coefficients: "
+            f"{lost[1]} of 32 are lost on RHT + S2F6.</p>"
         )
     y = rotated(x, signs)
     text = (
