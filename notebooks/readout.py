@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 from IPython.display import HTML
 
-CELL = "padding:1px 7px;text-align:right"
+CELL = "padding:1px 7px;text-align:"
 
 
 def told(value: float, digits: int = 5) -> str:
@@ -17,11 +17,11 @@ def told(value: float, digits: int = 5) -> str:
     return f"{value + 0.0:.{digits}g}" if math.isfinite(value) else "NaN" if math.isnan(value) else str(value)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
-    """An HTML table of texts, which are escaped; numbers align at the right."""
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "", align: str = "right") -> str:
+    """An HTML table of texts, which are escaped; numbers align at the right, words at the "left"."""
     over = f"<caption>{html.escape(caption)}</caption>" if caption else ""
-    first = "".join(f'<th style="{CELL}">{html.escape(cell)}</th>' for cell in head)
-    lines = ["".join(f'<td style="{CELL}">{html.escape(cell)}</td>' for cell in row) for row in rows]
+    first = "".join(f'<th style="{CELL}{align}">{html.escape(cell)}</th>' for cell in head)
+    lines = ["".join(f'<td style="{CELL}{align}">{html.escape(cell)}</td>' for cell in row) for row in rows]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table>{over}<thead><tr>{first}</tr></thead><tbody>{body}</tbody></table>"
 
