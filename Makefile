@@ -3,7 +3,7 @@
 #   make demo    trains a small model under four recipes and writes results/demo/report.html
 #   make test    lints, checks types and tests
 #
-# and a third on a machine with an NVIDIA GPU: `make gpu` shows that it gives the CPU's bits and trains there.
+# and one more on a machine with an NVIDIA GPU: `make gpu` shows that it gives the CPU's bits and trains there.
 #
 # Both build .venv when it is missing or when pyproject.toml has changed, and else go straight to work.
 # No compiler is needed.
@@ -28,13 +28,17 @@ SPREAD ?= -n auto --dist loadfile
 # with pip (some systems ship these parts apart).
 FIT := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 
-.PHONY: help demo test exhaustive gpu clean
+LAB := .venv/stamp-$(HERE)-lab
+
+.PHONY: help demo test notebooks exhaustive browser gpu clean
 .NOTPARALLEL:
 
 help:
 	@echo 'make demo        train a small model under four recipes; writes results/demo/report.html'
 	@echo 'make test        lint, check types, then run the tests'
+	@echo 'make notebooks   open the notebooks in JupyterLab'
 	@echo 'make exhaustive  run every test, also the sweeps that take minutes'
+	@echo 'make browser     drive the notebooks and the explorer page in a headless Chromium'
 	@echo 'make gpu         compare a GPU with the CPU bit for bit, then train the demo on it'
 	@echo 'make clean       remove .venv and all caches; results stay'
 
@@ -47,8 +51,15 @@ test: $(DEV)
 	.venv/bin/python -m mypy
 	.venv/bin/python -m pytest -q --durations=10 $(SPREAD)
 
+notebooks: $(LAB)
+	.venv/bin/jupyter lab notebooks/01_formats.ipynb
+
 exhaustive: $(DEV)
-	.venv/bin/python -m pytest -q --durations=10 $(SPREAD) -m ''
+	.venv/bin/python -m pytest -q --durations=10 $(SPREAD) -m 'not browser'
+
+browser: $(DEV)
+	$(PIP) -e '.[dev,browser]'
+	.venv/bin/python -m pytest -q -m browser
 
 gpu: $(DEV)
 	.venv/bin/fourbit validate --device cuda --out results/validate.json
@@ -79,4 +90,9 @@ $(BASE): $(VENV) pyproject.toml
 $(DEV): $(VENV) pyproject.toml
 	@echo 'Installing fourbit, what it needs and the test tools into .venv; torch is large, and this happens once'
 	$(PIP) -e '.[dev]'
+	@touch $(BASE) $@
+
+$(LAB): $(VENV) pyproject.toml
+	@echo 'Installing fourbit, what it needs and JupyterLab into .venv; this happens once'
+	$(PIP) -e '.[notebooks]'
 	@touch $(BASE) $@

@@ -10,11 +10,13 @@ Blocks run along one axis, from its start (or from the start of each expert grou
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from . import block_html
 from .arguments import FLOATS, integer, require_kind, require_row_numbers, require_same_device, require_tensor
 from .block_formats import BlockFormat as BlockFormat
 from .codes import chunks, decode_tensor, step_by_step
@@ -112,6 +114,29 @@ class BlockTensor:
         outer = "none" if self.outer is None else tuple(self.outer.shape)
         return (
             f"BlockTensor({self.fmt.name} by {self.rule}, shape {tuple(self.shape)}, axis {self.axis}, outer {outer})"
+        )
+
+    def _repr_html_(self) -> str:
+        """What it is, and its first blocks: what a notebook shows."""
+        return block_html.page(self)
+
+    def corner(self, blocks: int) -> BlockTensor:
+        """The first `blocks` blocks of the first line, or as many as there are, on the CPU; nothing else is copied."""
+        groups = self.groups or (0, self.shape[self.axis])
+        starts = (start for a, b in pairwise(groups) for start in range(a, b, self.fmt.block))
+        length = next(islice(starts, blocks, None), groups[-1])  # groups follow each other: where the next block starts
+
+        def cut(x: Tensor, run: int) -> Tensor:
+            """Entry 0 of every axis but the blocks'; there those that begin inside, each for `run` values."""
+            count = sum(len(range(a, min(b, length), run)) for a, b in pairwise(groups))
+            for dim, size in enumerate(x.shape):
+                x = x.narrow(dim, 0, min(size, count if dim == self.axis else 1))
+            return x.cpu()
+
+        outer = None if self.outer is None else cut(self.outer, self.outer_block or 1)
+        inside = None if self.groups is None else tuple(min(offset, length) for offset in groups)
+        return self.derived(
+            codes=cut(self.codes, 1), scales=cut(self.scales, self.fmt.block), outer=outer, groups=inside
         )
 
     @property

@@ -22,8 +22,13 @@ import torch
 
 from .arguments import integer
 from .cache import cached
+from .exact_text import exact
+from .markup import Html, chip, escaped, joined, mathematical, table
 
 TABLE_BITS = 16  # formats up to this width decode by table
+LISTED_BITS = 6  # and up to this one show every value
+_KINDS = {"float": "floating-point format", "fixed": "fixed-point format", "exponent": "powers of two, format"}
+_HUES = {"sign": "sign", "exponent": "exponent", "integer": "exponent", "mantissa": "mantissa", "fraction": "mantissa"}
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,26 @@ class Format:
         return int(self.kind == "float" and self.signed)
 
     @property
+    def fields(self) -> tuple[tuple[str, int], ...]:
+        """Name and width in bits of each field that a code has, from the most significant bit."""
+        if self.kind == "fixed":  # fraction bits beyond the width are not stored
+            fraction = min(self.bits, self.mantissa_bits)
+            named: tuple[tuple[str, int], ...] = (("integer", self.bits - fraction), ("fraction", fraction))
+        else:
+            named = (("sign", self._sign_bits), ("exponent", self.exponent_bits), ("mantissa", self.mantissa_bits))
+        return tuple((name, width) for name, width in named if width > 0)
+
+    @property
+    def formula(self) -> str:
+        """The value of a code in words: E and M the exponent and mantissa fields, s the sign, i the whole code."""
+        if self.kind == "fixed":
+            return f"i / 2^{self.mantissa_bits}, i in two's complement" if self.mantissa_bits else "i, two's complement"
+        if self.kind == "exponent":
+            return f"2^(E - {self.bias})"
+        sign, steps = "(-1)^s x " if self.signed else "", 1 << self.mantissa_bits
+        return f"{sign}2^(E - {self.bias}) x (1 + M/{steps}); {sign}2^{self.min_exponent} x M/{steps} where E = 0"
+
+    @property
     def min_exponent(self) -> int:
         """Exponent of the smallest normal number (and of all subnormals)."""
         return (1 if self.kind == "float" else 0) - self.bias
@@ -116,6 +141,24 @@ class Format:
             return None
         top = (1 << (self.bits - self._sign_bits)) - 1
         return top - (1 << (self.mantissa_bits - 1)) + 1 if self.specials == "ieee" else top
+
+    @property
+    def infinity_code(self) -> int | None:
+        """Code of +infinity, or None where the format has none."""
+        return self.max_code + 1 if self.specials == "ieee" else None
+
+    @property
+    def special_codes(self) -> str:
+        """The specials with their positive, canonical codes: "inf 0x7C, NaN 0x7E"; empty without any."""
+        named = (("inf", self.infinity_code), ("NaN", self.nan_code))
+        return ", ".join(f"{name} {self.hex(code)}" for name, code in named if code is not None)
+
+    @property
+    def count(self) -> int:
+        """How many finite values there are; -0 is not counted beside 0."""
+        if self.kind == "fixed":
+            return 1 << self.bits
+        return 2 * self.max_code + 1 if self._sign_bits else self.max_code + 1
 
     @property
     def max(self) -> float:
@@ -162,6 +205,10 @@ class Format:
         significand = mantissa + ((1 << self.mantissa_bits) if exponent else 0)
         return sign * significand * 2.0 ** (max(exponent, 1) - self.bias - self.mantissa_bits)
 
+    def hex(self, code: int) -> str:
+        """A code as it is written: 0x, and a digit for every 4 bits."""
+        return f"0x{code:0{-(-self.bits // 4)}X}"
+
     def values(self) -> torch.Tensor:
         """Every finite value once, ascending, float32, shape (n,); -0 is not repeated beside 0.
 
@@ -184,12 +231,28 @@ class Format:
         )
 
     def _repr_html_(self) -> str:
-        """Facts as a table and, for up to 4 bits, every value: what a notebook shows."""
-        fields = {"bits": self.bits, "exponent bits": self.exponent_bits, "mantissa bits": self.mantissa_bits}
-        numbers = {"bias": self.bias, "max": self.max, "min normal": self.min_normal, "least": self.min_subnormal}
-        rows = "".join(f"<tr><th>{k}</th><td>{v:g}</td></tr>" for k, v in (fields | numbers).items())
-        values = ", ".join(f"{v:g}" for v in self.values().tolist()) if self.bits <= 4 else ""
-        return f"<table><caption>{self.name}</caption>{rows}</table>" + (f"<p>{values}</p>" if values else "")
+        """Fields, formula, range and specials as a table and, up to 6 bits, every value: what a notebook shows."""
+        tinted = joined((chip(f"{width} {name}", _HUES[name]) for name, width in self.fields), " ")
+        smallest = f"{exact(self.min_subnormal)} positive"
+        if self.kind == "float":
+            smallest += f", {exact(self.min_normal)} normal"
+        rows = [
+            ("fields", tinted),
+            ("value", mathematical(self.formula)),
+            ("range", mathematical(f"{exact(self.min)} to {exact(self.max)}; smallest {smallest}")),
+            ("numbers", f"{self.count} finite values in {1 << self.bits} codes"),
+            ("specials", self.special_codes or "none: neither NaN nor infinity"),
+        ]
+        if self.bits <= LISTED_BITS:
+            rows.append(("values", self._listed()))
+        named = joined([Html(f"<b>{escaped(self.name)}</b>"), f": {_KINDS[self.kind]} of {self.bits} bits"])
+        return table(rows, caption=named)
+
+    def _listed(self) -> Html:
+        """Every value; of a format with a sign bit the magnitudes."""
+        values = self.values()
+        magnitudes = values[values >= 0] if self._sign_bits else values
+        return mathematical(("\u00b1 " if self._sign_bits else "") + ", ".join(map(exact, magnitudes.tolist())))
 
 
 @cached(maxsize=64)

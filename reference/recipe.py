@@ -19,12 +19,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 
 from numerics import BlockFormat, Rounding
 from numerics.arguments import integer, require_kind
+from numerics.markup import Html, joined, table
 from numerics.ops import Cast, Recast
 
 from .recipe_rules import require_cast, require_followed, require_hadamard, require_nearest, require_recast
+from .recipe_words import Role, of_cast, of_hadamard, of_recast, of_wire
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,15 @@ class OsciReset:
             raise ValueError(f"ratio={self.ratio}: use a positive number")
         if not 0.0 <= self.start_share <= 1.0:
             raise ValueError(f"start_share={self.start_share}: use a share between 0 and 1")
+
+    @property
+    def words(self) -> str:
+        """The rule in words."""
+        start = f" after {Fraction(self.start_share).limit_denominator(100)} of the run" if self.start_share else ""
+        return (
+            f"every {self.period} steps{start} those whose quantized value moved {self.ratio:g} times as far as "
+            f"they did in {self.detect_steps} steps are reset to it"
+        )
 
 
 @dataclass(frozen=True)
@@ -116,6 +128,25 @@ class ExpertRecipe:
             require_kind(getattr(self, name), bool, name, "use True or False")
         require_kind(self.osci_reset, (OsciReset, type(None)), "osci_reset", "pass an OsciReset or None")
 
+    def roles(self) -> dict[str, Role]:
+        """Role -> what it is, in the order of a step."""
+        source = "the originals" if self.originals else "saved codes"
+        combine = of_hadamard(self.combine_hadamard)
+        dgrad, wgrad = (of_hadamard(n, self.fresh_signs) for n in (self.dgrad_hadamard, self.wgrad_hadamard))
+        masters = "FP32" if self.osci_reset is None else f"FP32; {self.osci_reset.words}"
+        return {
+            "fprop x, dispatch": of_cast(self.input, "features"),
+            "fprop h": of_cast(self.hidden, "features"),
+            "fprop w": of_cast(self.weight, "input features"),
+            "combine": of_wire(self.combine_fmt, combine),
+            "gradient wires": of_cast(self.grad_wire or self.grad, "features"),
+            "dgrad g": of_cast(self.grad, "features", dgrad),
+            "dgrad w": of_recast(self.saved_weight, "output features", source, self.weight, dgrad),
+            "wgrad g": of_cast(self.grad, "tokens", wgrad),
+            "wgrad x": of_recast(self.saved_input, "tokens", source, self.input, wgrad),
+            "masters": Role(None, masters, plain="FP32"),
+        }
+
     @property
     def row_block(self) -> int:
         """What model and expert width must be a multiple of: the longest block or Hadamard along either."""
@@ -166,6 +197,32 @@ class Recipe:
         """The recipe of layer `index` (from 0) of `depth`."""
         first, last = (math.ceil(depth * share) for share in (self.first_share, self.last_share))
         return self.last if index < first or index >= depth - last else self.experts
+
+    @property
+    def other_layers(self) -> str:
+        """Which layers follow `last`, in words; empty for none."""
+        shares = (("first", self.first_share), ("last", self.last_share))
+        told = [f"the {which} {Fraction(share).limit_denominator(100)}" for which, share in shares if share]
+        return f"{' and '.join(told)} of the layers" if told else ""
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        """What holds for the whole model: name -> words."""
+        unbiased = "claimed, for backward operands given the saved values" if self.claims_unbiased else "not claimed"
+        return {"shared experts": "as the routed ones" if self.shared else "BF16", "unbiased": unbiased}
+
+    def _repr_html_(self) -> str:
+        """Role by role, formats coloured: what a notebook shows."""
+        named, other = self.experts.roles(), self.last.roles() if self.other_layers else {}
+        rows: list[list[str]] = []
+        for name, role in named.items():
+            last = other.get(name, role)
+            rows.append([name, role.chip, role.words, *(["", "the same"] if last == role else [last.chip, last.words])])
+        head = ["", "format", "most layers", "format", self.other_layers]
+        if not other:
+            head, rows = ["", "format", "all layers"], [row[:3] for row in rows]
+        rows += [[name, "", words, *[""] * (len(head) - 3)] for name, words in self.remarks.items()]
+        return table(rows, joined([Html("<b>Recipe</b> "), self.name]), head)
 
 
 FORWARD = ("input", "hidden", "weight", "combine_fmt", "combine_hadamard", "osci_reset")

@@ -15,6 +15,7 @@ import torch
 import fourbit
 import numerics as nm
 from numerics import show
+from numerics.exact_text import exact
 from numerics.formats import E3M2, FORMATS, TF32, Format
 
 NARROW = [f for f in FORMATS.values() if f.bits <= 8]
@@ -317,7 +318,7 @@ def check_interval(fmt: Format, code: int, text: str) -> None:
     ],
 )
 def test_numbers_are_written_without_rounding(value: float, text: str):
-    assert show.exact(value) == text
+    assert exact(value) == text
     assert math.isnan(value) or parse(text) == value
 
 
