@@ -29,7 +29,7 @@ def numbers_for(fmt: Format) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Case:
-    """A block to quantize: sixteen doubles, and the outer scale as the page is asked for it ("auto", "amax", "given")."""
+    """A block to quantize: sixteen doubles, and how the page is asked for the outer scale ("auto", "amax", "given")."""
 
     values: np.ndarray
     kind: str
@@ -77,7 +77,7 @@ def random_cases(count: int, seed: int) -> list[Case]:
         elif kind == "given":
             wanted = random.choice([1.0, near / 2688, near / 1e4, near / 50, 2.0 ** random.integers(-128, 128)])
             outer = float(np.clip(wanted, 2.0**-127, 3e38))
-        cases.append(Case(values, str(kind), outer))
+        cases.append(Case(values, str(kind), float(outer)))
     return cases
 
 

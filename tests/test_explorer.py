@@ -1,8 +1,8 @@
 """`fourbit explorer`: the page as a file, and its arithmetic without a browser.
 
 Contract: equal tables give equal pages, which load nothing; the tables are those of numerics; and the page's own
-JavaScript, run by node where there is one, decodes and encodes every code of every format, tells of a code what `fourbit
-show` tells, and quantizes blocks as numerics.quantize does. Oracle: numerics, bit for bit.
+JavaScript, run by node where there is one, decodes and encodes every code of every format, tells of a code what
+`fourbit show` tells, and quantizes blocks as numerics.quantize does. Oracle: numerics, bit for bit.
 """
 
 import hashlib
@@ -125,11 +125,10 @@ def test_an_unknown_argument_is_the_parsers_error(capsys: pytest.CaptureFixture[
 DRIVER = """
 const fs = require("fs"), [folder, job] = process.argv.slice(2);
 const load = (name) => fs.readFileSync(`${folder}/${name}`);
-const doubles = (name) => { const b = load(name); return new Float64Array(b.buffer.slice(b.byteOffset, b.byteOffset + b.length)); };
+const doubles = (name) => new Float64Array(Uint8Array.from(load(name)).buffer);
 const keep = (name, array) => fs.writeFileSync(`${folder}/${name}`, Buffer.from(array.buffer));
-const run = new Function("data_text", load("arithmetic.js") + ";return { numbers, formats, card, blocks, data: formats.read(data_text) };");
-const page = run(load("data.json").toString());
-const { numbers, formats, card, blocks, data } = page;
+const parts = new Function(load("arithmetic.js") + "; return { numbers, formats, card, blocks };");
+const { numbers, formats, card, blocks } = parts(), data = formats.read(load("data.json").toString());
 %s
 """
 
@@ -198,7 +197,8 @@ def test_a_code_is_told_as_by_show(node) -> None:
         codes[name] = list(range(count)) if count <= 256 else sorted(some)
     told = node(f"""
     const codes = {json.dumps(codes)};
-    const cards = Object.entries(codes).map(([name, list]) => [name, list.map((code) => card.text(data.formats[name], code))]);
+    const tell = (name, list) => list.map((code) => card.text(data.formats[name], code));
+    const cards = Object.entries(codes).map(([name, list]) => [name, tell(name, list)]);
     console.log(JSON.stringify(Object.fromEntries(cards)));""")
     for name, cards in json.loads(told).items():
         for code, text in zip(codes[name], cards, strict=True):
@@ -242,10 +242,37 @@ def test_texts_of_numbers(node) -> None:
 
 
 def test_texts_are_read_as_by_python(node) -> None:
-    good = ["5.4", " -1e-3 ", "+.5", "5.", "0x1.8p-3", "-0x10", "0x1p-1074", "0x1.0000000000001p-1070", "1e400", "-1e400"]
+    good = [
+        "5.4",
+        " -1e-3 ",
+        "+.5",
+        "5.",
+        "0x1.8p-3",
+        "-0x10",
+        "0x1p-1074",
+        "0x1.0000000000001p-1070",
+        "1e400",
+        "-1e400",
+    ]
     good += ["nan", "-nan", "inf", "+Infinity", "-INF", "\u22122", "1e-400", "0x1.fffffffffffff8p0", "0x.8", "-0"]
-    bad = ["", " ", "abc", "1,5", "1e", "--1", "0x", "0xg", "1 2", "e5", "5.4.3", "infinit", "\u00bd", "0x1p", "<b>1</b>"]
-    read = node(f"console.log(JSON.stringify({json.dumps(good + bad)}.map((t) => numbers.parse(t).error ?? \"\")))")
+    bad = [
+        "",
+        " ",
+        "abc",
+        "1,5",
+        "1e",
+        "--1",
+        "0x",
+        "0xg",
+        "1 2",
+        "e5",
+        "5.4.3",
+        "infinit",
+        "\u00bd",
+        "0x1p",
+        "<b>1</b>",
+    ]
+    read = node(f'console.log(JSON.stringify({json.dumps(good + bad)}.map((t) => numbers.parse(t).error ?? "")))')
     errors = json.loads(read)
     assert errors[: len(good)] == [""] * len(good)
     assert all("no number: type 5.4" in error for error in errors[len(good) :])

@@ -44,6 +44,12 @@ const bars = (() => {
     }
   }
 
+  /** The word of a value that has no height, upright where there is no room for it. */
+  function special(group, x, y, words, room) {
+    const upright = room < 34 ? { transform: `rotate(-90 ${x} ${y})`, "text-anchor": "start", dy: 4 } : {};
+    text(group, x, y, words, { style: "fill: var(--warn); font-weight: 700", ...upright });
+  }
+
   /** A chart whose bars are dragged or moved with keys; `move(index, value, done)` hears of it. */
   function input(place, move) {
     let top = 1,
@@ -131,7 +137,7 @@ const bars = (() => {
             fill: "var(--accent)",
           }),
         );
-      else text(group, x + step / 2, middle - 8, words, { style: "fill: var(--warn); font-weight: 700" });
+      else special(group, x + step / 2, middle - 8, words, step);
       return group;
     }
 

@@ -127,8 +127,8 @@ const blocks = (() => {
    * Quantize up to sixteen doubles.
    *
    * Returns x (float32), amax, outer (null where the format has none), scope (the largest magnitude that outer is made
-   * of, unless given), scaleCode, scale, codes, values (dequantized), step (scale times outer), finite (whether the block
-   * is), candidates (four-over-six: [6, 4] with their errors).
+   * of, unless given), scaleCode, scale, codes, values (dequantized), step (scale times outer), finite (whether the
+   * block is), candidates (four-over-six: [6, 4] with their errors).
    */
   function quantize(values, name, asked, data) {
     const block = described(name, data),
