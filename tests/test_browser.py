@@ -3,11 +3,13 @@
 Contract: the page opens from a file and asks nobody for anything; whatever is toggled, typed, dragged or linked, it
 shows the codes, scales and values of numerics, bit for bit, and says what it did with input that is none; nothing
 overflows a phone. Oracle: numerics. Bits are toggled and values typed for all codes of formats of up to 8 bits and
-samples of wider ones; all codes of every format go through the page's own functions at once.
+samples of wider ones; all codes of every format go through the page's own functions at once. FOURBIT_SCREENSHOTS names a
+folder for pictures of the page.
 """
 
 import base64
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -380,6 +382,23 @@ def test_bars_are_dragged(shown: Explorer) -> None:
             check_blocks(shown, Case(after, "auto", 1.0))
 
 
+def test_the_axis_stays_while_a_bar_is_held(shown: Explorer) -> None:
+    shown.page.click("#tab-block")
+    shown.type("9" + 15 * " 0", "#list")
+    shown.page.check("#axis input[value=linear]", force=True)
+    bar = shown.page.locator("#bars [data-index='0']")
+    top, box = float(bar.get_attribute("aria-valuemax")), bar.locator(".column").bounding_box()
+    x, middle, reach = box["x"] + 5, box["y"] + box["height"] / 2, box["height"] / 2 - 8
+    shown.page.mouse.move(x, middle - reach / 4)
+    shown.page.mouse.down()
+    for part in (0.2, 0.15, 0.1):  # the block's only value shrinks
+        shown.page.mouse.move(x, middle - reach * part)
+        assert bar.get_attribute("aria-valuemax") == f"{top:g}"
+        assert cells(shown)[0] == pytest.approx(part * top, abs=top / 50)
+    shown.page.mouse.up()
+    assert float(bar.get_attribute("aria-valuemax")) < top
+
+
 def test_bars_are_moved_with_keys(shown: Explorer) -> None:
     shown.page.click("#tab-block")
     shown.type(" ".join(["1"] * SIZE), "#list")
@@ -536,9 +555,10 @@ TOUCHING = """() => [...document.querySelectorAll("main > section:not([hidden]) 
     return boxes.flatMap((a, i) => boxes.slice(i + 1).filter((b) => hit(a, b)).map((b) => [a[0], b[0]]));
 })"""
 
-NAMELESS = """() => [...document.querySelectorAll("button, input, select, [role=slider]")].filter(
-    (node) => !node.getAttribute("aria-label") && !node.labels?.[0]?.textContent.trim() && !node.textContent.trim(),
-).map((node) => node.outerHTML)"""
+NAMELESS = """() => [...document.querySelectorAll("button, input, select, [role=slider]")].filter((node) => {
+    const text = node.localName === "button" ? node.textContent : node.labels?.[0]?.textContent;
+    return !node.getAttribute("aria-label") && !text?.trim();
+}).map((node) => node.outerHTML)"""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -550,6 +570,9 @@ def test_nothing_overflows_and_no_labels_touch(chromium: Any, file: Path, size: 
         assert shown.page.evaluate("document.documentElement.scrollWidth") <= size[0], link
         touching = shown.page.evaluate(TOUCHING)
         assert touching == [], link
+        if folder := os.environ.get("FOURBIT_SCREENSHOTS"):
+            name = f"explorer_{STATES.index(link)}_{size[0]}_{scheme}.png"
+            shown.page.screenshot(path=Path(folder) / name, full_page=True)
         background = shown.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, background[4:-1].split(","))) < 150) == (scheme == "dark")
     shown.page.context.close()

@@ -3,7 +3,8 @@
 Contract: every notebook runs from top to bottom there without an error or a warning; every control of every panel,
 typed into, chosen, toggled or slid, gives the readout and the words that follow from its value, and no input, however
 bad, a traceback. Oracle: the same cells, run in this process without JupyterLab, whose panels get the same values; that
-their numbers are those of numerics is what the tests of each notebook's module show.
+their numbers are those of numerics is what the tests of each notebook's module show. FOURBIT_SCREENSHOTS names a folder
+for pictures.
 """
 
 import ast

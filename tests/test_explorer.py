@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,13 @@ def test_every_part_is_in_the_page_and_in_the_package() -> None:
     assert {path.name for path in explorer.PARTS.iterdir()} == used
     listed = (Path(fourbit.__file__).parent / "pyproject.toml").read_text("utf-8")
     assert 'notebooks = ["explorer_page/*"]' in listed
+
+
+def test_it_needs_neither_widgets_nor_figures() -> None:
+    unwanted = "{'ipywidgets', 'IPython', 'matplotlib', 'playwright'}"
+    code = f"import sys; from notebooks import explorer; print(sorted({unwanted} & set(sys.modules)))"
+    root = Path(fourbit.__file__).parent
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True) == "[]\n"
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -300,6 +308,11 @@ def test_blocks_are_those_of_numerics(node) -> None:
     cases = random_cases(300, seed=5)
     worked = np.tile([10.0, 20.0, 30.0, 40.0], 4)
     cases += [Case(worked, "given", 1.0), Case(worked, "auto", 1.0), Case(np.zeros(SIZE), "auto", 1.0)]
+    # where amax * (s_enc * (1/6)) and (amax * s_enc) * (1/6) round to different scales
+    cases.append(Case(np.full(SIZE, 2.74658203125e-4), "amax", 1.5))
+    # 6, 3 and 0.75 times the rounded product of scale 9 and outer; of the product itself 0.75 would not be a tie
+    tie = np.array([54.89249038696289, *[27.446245193481445] * 14, 6.861561298370361])
+    cases.append(Case(tie, "given", 1.0165276527404785))
     values = np.concatenate([case.values for case in cases])
     kinds = json.dumps([case.kind for case in cases])
     node(BLOCK_JOB % kinds, values=values, outers=np.array([case.outer for case in cases]))
