@@ -3,8 +3,8 @@
 Contract: the page opens from a file and asks nobody for anything; whatever is toggled, typed, dragged or linked, it
 shows the codes, scales and values of numerics, bit for bit, and says what it did with input that is none; nothing
 overflows a phone. Oracle: numerics. Bits are toggled and values typed for all codes of formats of up to 8 bits and
-samples of wider ones; all codes of every format go through the page's own functions at once. FOURBIT_SCREENSHOTS names a
-folder for pictures of the page.
+samples of wider ones; all codes of every format go through the page's own functions at once. FOURBIT_SCREENSHOTS names
+a folder for pictures of the page.
 """
 
 import base64
