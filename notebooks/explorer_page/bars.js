@@ -3,7 +3,7 @@
 
 const bars = (() => {
   const { shape, text, line } = draw;
-  const LEFT = 46,
+  const LEFT = 54,
     COUNT = blocks.SIZE;
   const DECADES = 3; // below the largest magnitude, on a logarithmic axis
 
@@ -40,7 +40,11 @@ const bars = (() => {
     for (const v of [...marks, 0]) {
       const y = height / 2 - to(v) * (height / 2 - 8);
       line(svg, LEFT, y, width, y, { class: v === 0 ? "rule" : "grid" });
-      text(svg, LEFT - 6, y + 4, draw.short(v, 3), { "text-anchor": "end", class: "muted", "font-size": 11 });
+      text(svg, LEFT - 6, y + 4, draw.short(v, 3).replace("e+", "e"), {
+        "text-anchor": "end",
+        class: "muted",
+        "font-size": 11,
+      });
     }
   }
 
@@ -131,7 +135,7 @@ const bars = (() => {
             class: "bar",
             x: x + step * 0.18,
             width: step * 0.64,
-            y: middle - Math.max(length, 0),
+            y: middle - Math.max(length, 0.75),
             height: Math.max(Math.abs(length), 1.5),
             rx: 2,
             fill: "var(--accent)",
