@@ -111,6 +111,12 @@ def _show(argv: list[str]) -> int:
     return show.show_main(argv)
 
 
+def _explorer(argv: list[str]) -> int:
+    from notebooks import explorer
+
+    return explorer.main(argv)
+
+
 @dataclass(frozen=True)
 class Command:
     """One word of the command line: what help says about it, and the function that its arguments go to."""
@@ -135,6 +141,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "formats": Command("print tables of the element and block formats", _formats),
     "show": Command("take one code of a format apart, or encode a number: show E4M3 0x6C", _show),
+    "explorer": Command("write a page that shows bits and blocks in a browser, without a server", _explorer),
 }
 
 

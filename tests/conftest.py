@@ -1,16 +1,21 @@
-"""Settings of every test run and of every worker of a parallel one; and a fixture that several modules use.
+"""Settings of every test run and of every worker of a parallel one; and fixtures that several modules use.
 
 `make test` spreads the tests over processes (pytest-xdist) by whole modules: what a module's tests share is made once,
 and its records have one writer. `pytest` without `-n` runs in one process.
 """
 
 import os
+import shutil
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 # Every worker imports torch, 0.4 to 1 GB of memory; and the longest module bounds what more of them gain.
 MOST_WORKERS = 8
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,3 +52,24 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator["Browser"]:
+    """A headless Chromium of this machine, for tests under the marker `browser`; skips where something is missing.
+
+    FOURBIT_CHROMIUM names the program, where it is not one of the usual names. A module's own, since Playwright keeps
+    an event loop running, in which notebooks could not be executed.
+    """
+    reason = "playwright is not installed: pip install 'fourbit[browser]' (make browser does)"
+    playwright = pytest.importorskip("playwright.sync_api", reason=reason)
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+    program = os.environ.get("FOURBIT_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        pytest.skip(f"none of {', '.join(names)} is installed: install Chromium, or name it in FOURBIT_CHROMIUM")
+    # the sandbox refuses to run as root, where a container's tests often run
+    sandbox = ["--no-sandbox"] if getattr(os, "geteuid", lambda: 1)() == 0 else []
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=program, args=sandbox)
+        yield browser
+        browser.close()

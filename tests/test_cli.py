@@ -31,6 +31,7 @@ MODULES = {
     "bench": "hw.bench_numerics",
     "formats": "numerics.show",
     "show": "numerics.show",
+    "explorer": "notebooks.explorer",
 }
 
 
@@ -100,13 +101,27 @@ def test_an_unknown_command_is_one_sentence_with_the_known_ones(
     out, err = capsys.readouterr()
     known = (
         "the known ones are demo, train, monitor, recipes, study, order, validate, probe, check, vectors, bench, "
-        "formats, show"
+        "formats, show, explorer"
     )
     assert (out, err) == ("", f"fourbit: error: unknown command {argv[0]!r}; {known}\n")
 
 
 @pytest.mark.parametrize(
-    "name", ["demo", "recipes", "study", "order", "validate", "probe", "check", "vectors", "bench", "formats", "show"]
+    "name",
+    [
+        "demo",
+        "recipes",
+        "study",
+        "order",
+        "validate",
+        "probe",
+        "check",
+        "vectors",
+        "bench",
+        "formats",
+        "show",
+        "explorer",
+    ],
 )
 def test_a_command_gets_its_arguments_and_its_exit_code_is_returned(name: str, stand_in: Callable) -> None:
     seen = []
