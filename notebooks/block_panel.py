@@ -84,7 +84,7 @@ class BlockPanel(Panel):
             "outer": ipywidgets.Text(first.outer, description="outer scale", placeholder="auto, or a number", **late),
             "text": ipywidgets.Text(first.text, description="values", layout={"width": "95%"}, **late),
         }
-        tall = {"width": "40px", "height": "130px"}
+        tall = {"width": "40px", "height": "160px"}
         self._sliders = [f"value{place}" for place in range(1, block.LONGEST + 1)]
         for place, name in enumerate(self._sliders, 1):
             controls[name] = ipywidgets.FloatSlider(
@@ -126,7 +126,8 @@ class BlockPanel(Panel):
             slider = self.controls[name]
             value = values[place] if place < len(values) else math.nan
             slider.unobserve(self._changed, "value")
-            with slider.hold_trait_notifications():
+            # one message to the browser: limits that arrive before the value would clamp the old one, as a user's change
+            with slider.hold_sync(), slider.hold_trait_notifications():
                 slider.min, slider.max, slider.step = -most, most, most / 100
                 slider.value = value if math.isfinite(value) else 0.0
             slider.disabled = not math.isfinite(value)
