@@ -8,8 +8,8 @@ width. `groups` are the E + 1 offsets of the experts' rows. w13 (E, 2F, D) stack
 
 An operand is a BlockTensor or, where a recipe says BF16, a bfloat16 tensor. Every product decodes its operands from
 stored codes. Arguments of another kind or dtype are a TypeError, shapes that do not fit a ValueError, everywhere here.
-Product sums are FP32 under `accumulator` (see `matmul`), then times the outer scales. "Once" below
-means one rounding, nearest even.
+Product sums are FP32 under `accumulator`, any name of `accumulators` that takes the operands, then times the outer
+scales. "Once" below means one rounding, nearest even.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 One step draws `batch` sequences and cuts them into grains. The experts see each grain alone, with the random bits that
 Draw(seed, step, grain) names, however many of them pass through the model together (`micro_batch`): the experts' codes
 do not depend on that. FP32 sums of the dense layers do; `deterministic` passes every grain alone, sums the experts'
-products exactly, and sums gradients in grain order:
+products exactly (or as `products` says), and sums gradients in grain order:
 
     loss = sum_g (grain / batch) * (ce_g + balance_g)
     lr   = peak * step / warmup, then peak * (r + (1 - r) * (1 + cos(pi * progress)) / 2), r = min_lr_ratio
