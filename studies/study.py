@@ -41,6 +41,7 @@ from reference.checkpoint import write_atomic, write_json
 from reference.log import environment
 
 from . import (
+    accumulation,
     cache,
     combine,
     dialects,
@@ -76,6 +77,7 @@ STUDIES: dict[str, Study] = {
         moe_timeline.STUDY,
         throughput.STUDY,
         dialects.STUDY,
+        accumulation.STUDY,
     )
 }
 OUT = Path("results/studies")
