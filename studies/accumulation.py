@@ -77,7 +77,8 @@ def expected_loss(k: int, fraction_bits: int) -> float:
 def growth_exponent(rows: pd.DataFrame) -> Interval | None:
     """x of rms ~ K^x over the upper half of the lengths, for one accumulator and one kind of data; None: some are 0."""
     curves = rows.pivot(index="seed", columns="k", values="rms")
-    curves = curves[curves.columns[len(curves.columns) // 2 :]]
+    lengths = len(curves.columns)
+    curves = curves[curves.columns[min(lengths // 2, lengths - 2) :]]
     if (curves == 0).any(axis=None):
         return None
     return interval([float(np.polyfit(np.log2(curves.columns), np.log2(c), 1)[0]) for c in curves.to_numpy()])
@@ -164,10 +165,10 @@ def _about_promotion(rows: pd.DataFrame) -> str:
         for data in cases.DATA
     ]
     bias = over_seeds(rows[rows.data == "one sign"], ["every"], "bias")
-    same = "the same bits" if rows.split_equals.all() else "other bits"
+    same = "the same bits as" if rows.split_equals.all() else "other bits than"
     return (
         f"Promotion of hopper_fp8 at K = {k}: {'; '.join(told)}. With one sign {negated(bias[128,]).text(3, 100)} % of "
-        f"the sum stay lost at 128. K cut into K / N parts gives {same} as promotion every N."
+        f"the sum stay lost at 128. K cut into K / N parts gives {same} promotion every N."
     )
 
 
@@ -178,7 +179,8 @@ def _about_recipe(rows: pd.DataFrame) -> str:
     told = []
     for data, part in means.groupby(level="data", sort=False):
         worst = part.share.groupby(level="route", sort=False).max()
-        told.append(f"{listed(f'{share:.1e} ({route})' for route, share in worst.items())} on {data} data")
+        shown = [f"{share:.1e} ({route})" if share else f"none ({route})" for route, share in worst.items()]
+        told.append(f"{listed(shown)} on {data} data")
     at = own.set_index(keys).loc[means.increase.abs().idxmax()]
     product, route, data, k = at.index[0]
     small = means.share.max() < 1e-3 and means.increase.abs().max() < 0.02

@@ -63,7 +63,7 @@ def _curves(ax: Axes, rows: pd.DataFrame) -> None:
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     lengths = sorted(rows.k.unique())
-    ax.set_xticks(lengths, [str(k) for k in lengths])
+    ax.set_xticks(lengths, [str(k) for k in lengths], fontsize=7)
 
 
 def promotion(rows: pd.DataFrame) -> tuple[Figure, str]:
@@ -83,8 +83,8 @@ def promotion(rows: pd.DataFrame) -> tuple[Figure, str]:
         left.set_xlabel("promoted every N products")
         left.set_ylabel("rms error / rms product")
         left.set_title(f"Hopper FP8, K = {k}")
-        left.legend(loc="upper left")
-        left.set_ylim(top=left.get_ylim()[1] * 8)
+        handles, names = left.get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=2)
     mean = rows.groupby(["data", "every"]).rms.mean()
     told = "; ".join(f"{data} {mean[data, k] / mean[data, 128]:.1f} times" for data in cases.DATA)
     return (
