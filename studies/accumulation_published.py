@@ -1,7 +1,8 @@
 """Published numbers that `accumulation` measures as well.
 
 DeepSeek-V3 reports, of two random matrices and K = 4096, "a maximum relative error of nearly 2%" without saying how
-they were drawn or what the error is relative to. So all readings are measured; a single one that agreed would prove little.
+they were drawn or what the error is relative to. So all readings are measured; a single one that agreed would prove
+little.
 """
 
 from __future__ import annotations
