@@ -1,210 +1,264 @@
-"""What a tensor core's way of adding costs, beside the exact sum of the same products.
+"""How far off are the sums inside tensor cores, and does it matter beside what quantization costs?
 
-For operands a (M, K), b (N, K) in the format that a row of `nm.ACCUMULATORS` takes, with y the sums of that row and
-e the exact ones,
+    growth      error against K for every accumulator that differs in arithmetic, on four kinds of data
+    promotion   Hopper's FP8 register added to an FP32 one after every N products, or K cut into parts
+    largest     the largest error at K = 4096 by several definitions, for what DeepSeek-V3 reports
+    recipe      forward, dgrad and wgrad of the recipe: the share of the squared error that accumulation has
 
-    error = sqrt(sum (y - e)^2 / sum e^2)          bias = sum (y - e) e / sum e^2
+A tensor core cuts toward zero, so sums shrink. Where all products have one sign and are fine compared with the cut, a
+register c = k m after k products of mean m loses half a unit 2^(e - F) of each next one, e its exponent; 2^e averages
+c / (2 ln 2) over a binade, so that K products lose K 2^-(F+1) / (4 ln 2) of the sum: `expected_loss`. Products on a
+coarse grid (FP8, FP4) lose less until the unit has outgrown that grid.
 
-so quantization plays no part. Data, all from standard normal numbers u, v, w:
-
-    random       a = u, b = v: the sum of K products grows as sqrt(K)
-    one sign     a = |u|, b = |v|: it grows as K, and every cut toward zero has the same sign
-    cancelling   pairs of products v and -v (1 + w / 16): nearly all of each is undone by the next
-
-Then the options, on sums of 4096 in Hopper's FP8: promotion to FP32 every N products (DeepSeek-V3, arXiv 2412.19437,
-section 3.3.2) and splits of K. Last the share of a recipe's error: x w^T in NVFP4 and its wgrad in MXFP8, with operands
-as the recipe `fourbit` makes them, against the product of the unquantized ones.
-
-Hopper has no block scales. For MXFP8 there, each block of 32 is summed by the FP8 instruction and then scaled and added
-in FP32, as kernels for scales along K do.
+The reference is the exact sum rounded once to FP32, on the same quantized operands; for `recipe` the float64 product of
+the unquantized BF16 ones. Intervals are Student's over seeds, 95 %. `accumulation_cases` measures.
 """
 
-import json
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
-from itertools import product
+from typing import Any
 
+import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
 
 import numerics as nm
 
-from . import cache
-from .accumulation_draw import draw, draw_options
-from .accumulation_find import find, published, summary
+from . import accumulation_cases as cases
+from . import accumulation_draw, cache
+from .accumulation_published import about, published
+from .interval import Interval, interval, listed, over_seeds
 from .progress import Progress
-from .result import Plate, Result, Study
+from .result import Plate, Result, Study, Table
 
-LONG = 4096  # K of the options
-LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
-FAST = (64, 256, 1024, 4096)
-PROMOTE = (32, 64, 128, 256, 512, 1024, 2048, LONG)
-SPLITS = (1, 2, 4, 8, 16, 32)
-DATA = ("random", "one sign", "cancelling")
-OPTION_DATA = ("random", "one sign")
-# one row of each arithmetic, and the format of its operands here
-ROWS: dict[str, nm.Format | nm.BlockFormat] = {
-    "library": nm.BF16,
-    "volta_fp16": nm.FP16,
-    "ampere_bf16": nm.BF16,
-    "hopper_bf16": nm.BF16,
-    "ada_fp8": nm.E4M3,
-    "hopper_fp8": nm.E4M3,
-    "blackwell_fp8": nm.E4M3,
-    "mma_sync_fp8_as_fp16": nm.E4M3,
-    "blackwell_mxfp8": nm.MXFP8,
-    "blackwell_nvfp4": nm.NVFP4,
-}
-
-
-def data(kind: str, seed: int, size: int, k: int) -> tuple[Tensor, Tensor]:
-    """Operands (size, k), float32, before they are quantized; k even.
-
-    Raises: ValueError for another kind.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    a, b = torch.randn(2, size, k, generator=generator).unbind()
-    if kind == "random":
-        return a, b
-    if kind == "one sign":
-        return a.abs(), b.abs()
-    if kind != "cancelling":
-        raise ValueError(f"kind={kind!r}: use one of {', '.join(DATA)}")
-    w = torch.randn(size, k // 2, generator=generator)
-    first = b[:, : k // 2]
-    pairs = torch.stack([first, -first * (1 + w * 0.0625)], dim=-1)
-    return a[:, : k // 2].repeat_interleave(2, dim=1), pairs.flatten(1)
-
-
-def operand(x: Tensor, fmt: nm.Format | nm.BlockFormat) -> nm.BlockTensor | Tensor:
-    """`x` in a format. FP8 takes it times 16, away from its subnormal numbers; NVFP4 has an outer scale per row."""
-    if isinstance(fmt, nm.BlockFormat):
-        return nm.quantize(x, fmt, outer="row" if fmt.outer else None)
-    return nm.round_to(x * 16 if fmt.bits == 8 else x, fmt)
+Frames = dict[str, pd.DataFrame]
+LARGEST_K = 4096  # that of the published observation
+RECIPE_DATA = ("random", "one sign")
 
 
 @dataclass(frozen=True)
-class Gap:
-    """Sums against the exact ones. largest: the greatest relative error of one sum."""
+class Size:
+    """Contraction lengths, results a side, the same of the largest errors, contraction lengths of the recipe, seeds."""
 
-    error: float
-    bias: float
-    largest: float
-
-    @staticmethod
-    def of(y: Tensor, exact: Tensor) -> "Gap":
-        y, exact = y.to(torch.float64), exact.to(torch.float64)
-        energy = exact.square().sum()
-        relative = ((y - exact) / torch.where(exact == 0, math.inf, exact)).abs().max()
-        error = ((y - exact).square().sum() / energy).sqrt()
-        return Gap(float(error), float(((y - exact) * exact).sum() / energy), float(relative))
+    lengths: tuple[int, ...]
+    side: int
+    wide: int
+    recipe: tuple[int, ...]
+    seeds: tuple[int, ...]
 
 
-def against_length(seed: int, size: int, lengths: list[int]) -> pd.DataFrame:
-    """A row for each accumulator, kind of data and K."""
-    rows = []
-    for kind, k in product(DATA, lengths):
-        a, b = data(kind, seed, size, k)
-        for name, fmt in ROWS.items():
-            p, q = operand(a, fmt), operand(b, fmt)
-            gap = Gap.of(nm.matmul(p, q, name), nm.matmul(p, q))
-            rows.append({"accumulator": name, "data": kind, "k": k, "seed": seed} | vars(gap))
-    return pd.DataFrame(rows)
+FAST = Size((64, 256, 1024, 4096), 16, 64, (512, 4096), tuple(range(4)))
+FULL = Size((64, 128, 256, 512, 1024, 2048, 4096, 8192), 32, 256, (512, 2048, 8192), tuple(range(8)))
 
 
-def options(seed: int, size: int) -> pd.DataFrame:
-    """A row for each promotion interval and each number of splits, of hopper_fp8 at K = LONG."""
-    rows = []
-    for kind in OPTION_DATA:
-        p, q = (operand(x, nm.E4M3) for x in data(kind, seed, size, LONG))
-        exact = nm.matmul(p, q)
-        for option, values in (("promote", PROMOTE), ("splits", SPLITS)):
-            for value in values:
-                gap = Gap.of(nm.matmul(p, q, "hopper_fp8", **{option: value}), exact)  # type: ignore[arg-type]
-                rows.append({"option": option, "value": value, "data": kind, "seed": seed} | vars(gap))
-    return pd.DataFrame(rows)
-
-
-def shares(seed: int, size: int, k: int) -> pd.DataFrame:
-    """A row for each product of the recipe and way to sum it: squared errors, relative to the unquantized product's
-    energy, of quantization alone, of the accumulation alone, and of both."""
-    x, w = data("random", seed, size, k)
-    saved, weight = nm.quantize(x, nm.NVFP4_46, outer="row"), nm.quantize(w, nm.NVFP4, outer="tensor")
-    ways = {name: nm.matmul(saved, weight, name) for name in ("library", "blackwell_nvfp4")}
-    inner = nm.matmul(saved.values(), weight.values(), "hopper_bf16")  # exact in BF16
-    ways["hopper_bf16"] = inner * (saved.outer * weight.outer)
-    rows = _split("fprop, NVFP4", seed, k, x, w, nm.matmul(saved, weight), ways)
-
-    tokens, gradient = data("random", seed + 1000, size, k)  # k tokens
-    kept = nm.quantize(tokens.mT.contiguous(), nm.NVFP4_46, outer="row")
-    random = nm.Random((seed, 0))
-    recast = nm.requantize(kept, nm.MXFP8, axis=-2, outer="multiply", random=random).mT
-    g = nm.quantize(gradient, nm.MXFP8)
-    ways = {name: nm.matmul(g, recast, name) for name in ("library", "blackwell_mxfp8")}
-    ways["hopper_fp8, scaled every 32"] = scaled_blocks(g, recast)
-    return pd.DataFrame(rows + _split("wgrad, MXFP8", seed, k, gradient, tokens, nm.matmul(g, recast), ways))
-
-
-def scaled_blocks(a: nm.BlockTensor, b: nm.BlockTensor) -> Tensor:
-    """MXFP8 products on an FP8 tensor core: blocks of 32 by `hopper_fp8`, times both scales, added in FP32."""
-    total = torch.zeros(a.shape[0], b.shape[0])
-    for block in range(a.scales.shape[-1]):
-        part = slice(32 * block, 32 * block + 32)
-        codes = (nm.decode(t.codes[:, part].contiguous(), nm.E4M3) for t in (a, b))
-        scale_a, scale_b = (nm.decode(t.scales[:, block : block + 1].contiguous(), nm.E8M0) for t in (a, b))
-        total = total + nm.matmul(*codes, "hopper_fp8") * (scale_a * scale_b.mT)
-    return total
-
-
-def _split(what: str, seed: int, k: int, a: Tensor, b: Tensor, exact: Tensor, ways: dict[str, Tensor]) -> list[dict]:
-    true = a.to(torch.float64) @ b.to(torch.float64).mT
-    energy = true.square().sum()
-
-    def error(y: Tensor, z: Tensor) -> float:
-        return float((y.to(torch.float64) - z.to(torch.float64)).square().sum() / energy)
-
-    case = {"product": what, "k": k, "seed": seed, "quantization": error(exact, true)}
-    return [
-        case | {"accumulator": name, "accumulation": error(y, exact), "total": error(y, true)}
-        for name, y in ways.items()
+def measure(at: Size) -> Frames:
+    """A frame of each part, all seeds together."""
+    plan: list[tuple[Any, dict[str, Any]]] = [
+        *((cases.growth, {"size": at.side, "lengths": [k]}) for k in at.lengths),
+        (cases.promotion, {"size": at.side, "k": LARGEST_K}),
+        (cases.largest, {"size": at.wide, "k": LARGEST_K}),
+        *((cases.recipe, {"size": 64, "k": k, "data": data}) for k in at.recipe for data in RECIPE_DATA),
     ]
+    found: dict[str, list[pd.DataFrame]] = {}
+    with Progress(len(plan) * len(at.seeds), "accumulation") as progress:
+        for seed in at.seeds:
+            for function, inputs in plan:
+                found.setdefault(function.__name__, []).append(cache.part(function, seed=seed, **inputs))
+                progress.advance(1, f"{function.__name__}, seed {seed}")
+    return {name: pd.concat(parts, ignore_index=True) for name, parts in found.items()}
+
+
+def expected_loss(k: int, fraction_bits: int) -> float:
+    """Share of a sum of K fine products of one sign that cutting to F bits loses; see the module docstring."""
+    return k * 2.0 ** -(fraction_bits + 1) / (4 * math.log(2))
+
+
+def growth_exponent(rows: pd.DataFrame) -> Interval | None:
+    """x of rms ~ K^x over the upper half of the lengths, for one accumulator and one kind of data; None: some are 0."""
+    curves = rows.pivot(index="seed", columns="k", values="rms")
+    lengths = len(curves.columns)
+    curves = curves[curves.columns[min(lengths // 2, lengths - 2) :]]
+    if (curves == 0).any(axis=None):
+        return None
+    return interval([float(np.polyfit(np.log2(curves.columns), np.log2(c), 1)[0]) for c in curves.to_numpy()])
+
+
+def scientific(value: Interval) -> str:
+    """`1.23e-4 ± 0.05e-4`, or 0."""
+    if value.mean == 0 == value.half:
+        return "0"
+    power = math.floor(math.log10(abs(value.mean) or value.half))
+    mean, half = (each / 10.0**power for each in (value.mean, value.half))
+    return f"{mean:.2f}e{power} ± {half:.2f}e{power}"
+
+
+def negated(value: Interval) -> Interval:
+    """Of the negative quantity."""
+    return Interval(-value.mean, value.half)
+
+
+def find(frames: Frames) -> str:
+    """The finding, in words, from the measurements."""
+    rows = frames["growth"]
+    n = f"95 % intervals over {rows.seed.nunique()} seeds of {int(rows.n.iloc[0]):,} results each"
+    told = [
+        _about_growth(rows),
+        _about_loss(rows),
+        _about_promotion(frames["promotion"]),
+        _about_recipe(frames["recipe"]),
+    ]
+    return " ".join([*told, about(frames), f"({n}; the recipe's products have 64 x 64.)"])
+
+
+def _about_growth(rows: pd.DataFrame) -> str:
+    top = int(rows.k.max())
+    last = rows[rows.k == top]
+    rms = over_seeds(last, ["accumulator", "data"], "rms")
+    told = []
+    for name in ("hopper_fp8", "hopper_bf16", "blackwell_mxfp8", "blackwell_nvfp4"):
+        told.append(f"{name} {' / '.join(scientific(rms[name, data]) for data in cases.DATA)}")
+    best = [
+        name
+        for name in cases.CASES
+        if name not in ("fp32", "library") and all(rms[name, d].mean <= rms["fp32", d].mean for d in cases.DATA)
+    ]
+    exact = [name for name in cases.CASES if (rows[rows.accumulator == name].rms == 0).all()]
+    words = (
+        f"Root mean square error over product at K = {top}, for {' / '.join(cases.DATA)} data: {'; '.join(told)}. "
+        f"{listed(best) if best else 'No tensor core'} {'errs' if len(best) < 2 else 'err'} no more than FP32 sums in "
+        "order of k on any of them"
+    )
+    return words + (f"; {listed(exact)} {'is' if len(exact) == 1 else 'are'} exact at every K." if exact else ".")
+
+
+def _about_loss(rows: pd.DataFrame) -> str:
+    top = int(rows.k.max())
+    one = rows[(rows.data == "one sign")]
+    bias = over_seeds(one[one.k == top], ["accumulator"], "bias")
+    cut = [name for name in cases.CASES if nm.ACCUMULATORS[name].rule == "fused"]
+    short = [name for name in cut if bias[name,].mean + bias[name,].half < 0]
+    told = (
+        f"Sums of one sign come out {'short' if len(short) == len(cut) else 'not always short'}, significantly so "
+        f"under {len(short)} of {len(cut)} fused accumulators"
+    )
+    fp8, bf16 = bias["hopper_fp8",], negated(bias["hopper_bf16",])
+    row = nm.ACCUMULATORS["hopper_fp8"]
+    assert row.fraction_bits is not None
+    exponents = [growth_exponent(rows[(rows.accumulator == "hopper_fp8") & (rows.data == d)]) for d in cases.DATA[:2]]
+    shown = listed(f"{'0' if x is None else x.text(2)} on {d}" for x, d in zip(exponents, cases.DATA, strict=False))
+    return (
+        f"{told}: hopper_fp8 by {negated(fp8).text(2, 100)} % (half a unit lost of each product would be "
+        f"{100 * expected_loss(top, row.fraction_bits):.1f} %), "
+        f"hopper_bf16 by {scientific(bf16)}. "
+        f"The error of hopper_fp8 grows as K to the power {shown} data."
+    )
+
+
+def _about_promotion(rows: pd.DataFrame) -> str:
+    k = int(rows.k.iloc[0])
+    rms = over_seeds(rows, ["every", "data"], "rms")
+    told = [
+        f"{data} {100 * rms[k, data].mean:.3g} % never, {100 * rms[128, data].mean:.3g} % every 128, "
+        f"{100 * rms[32, data].mean:.3g} % every 32 ({rms[k, data].mean / rms[128, data].mean:.0f} and "
+        f"{rms[k, data].mean / rms[32, data].mean:.0f} times less)"
+        for data in cases.DATA
+    ]
+    bias = over_seeds(rows[rows.data == "one sign"], ["every"], "bias")
+    same = "the same bits as" if rows.split_equals.all() else "other bits than"
+    return (
+        f"Promotion of hopper_fp8 at K = {k}: {'; '.join(told)}. With one sign {negated(bias[128,]).text(3, 100)} % of "
+        f"the sum stay lost at 128. K cut into K / N parts gives {same} promotion every N."
+    )
+
+
+def _about_recipe(rows: pd.DataFrame) -> str:
+    own = rows[rows["product"] != "plain FP8"]
+    keys = ["product", "route", "data", "k"]
+    means = own.groupby(keys, sort=False)[["share", "increase"]].mean()
+    told = []
+    for data, part in means.groupby(level="data", sort=False):
+        worst = part.share.groupby(level="route", sort=False).max()
+        shown = [f"{share:.1e} ({route})" if share else f"none ({route})" for route, share in worst.items()]
+        told.append(f"{listed(shown)} on {data} data")
+    at = own.set_index(keys).loc[means.increase.abs().idxmax()]
+    product, route, data, k = at.index[0]
+    small = means.share.max() < 1e-3 and means.increase.abs().max() < 0.02
+    plain = rows[(rows["product"] == "plain FP8") & (rows.k == rows.k.max())]
+    share = over_seeds(plain, ["route", "data"], "share")
+    contrast = [f"{share[key].text(3, 100)} % ({', '.join(key)})" for key in share]
+    return (
+        f"Share of the recipe's squared error that accumulation has, at most over products and K: {'; '.join(told)}. "
+        f"What it changes most is the total of {product} on {data} data with {route}, K = {k}: by "
+        f"{interval(at.increase.tolist()).text(3, 100)} %; beside quantization the accumulator "
+        f"{'hardly matters' if small else 'matters'} there. The contrast is FP8 without block scales, whose register "
+        f"may run on: {listed(contrast)} at K = {int(rows.k.max())}."
+    )
+
+
+def tables(frames: Frames) -> tuple[Table, ...]:
+    """For readers."""
+    return (
+        Table("accumulators", _accumulators(frames["growth"]), _ACCUMULATORS),
+        Table("promotion", _shown(frames["promotion"], ["data", "every"], ("rms", "bias")), _PROMOTION),
+        Table("recipe", _shown(frames["recipe"], ["product", "route", "data", "k"], _PARTS), _RECIPE),
+        published(frames),
+    )
+
+
+_PARTS = ("total", "quantization", "accumulation", "cross", "share", "increase")
+_ACCUMULATORS = (
+    "Root mean square error over product at the largest K, signed error on one sign, and the power of K that errors on "
+    "random data grow with; each line stands for all accumulators that share its arithmetic."
+)
+_PROMOTION = f"hopper_fp8 at K = {LARGEST_K}, promoted every so many products: error and signed error over the product."
+_RECIPE = (
+    "Squared error over the energy of the unquantized product: total = quantization + accumulation + cross; increase "
+    "is total / quantization - 1."
+)
+
+
+def _accumulators(rows: pd.DataFrame) -> pd.DataFrame:
+    top = int(rows.k.max())
+    last = rows[rows.k == top]
+    rms, bias = (over_seeds(last, ["accumulator", "data"], column) for column in ("rms", "bias"))
+    lines = []
+    for name in cases.CASES:
+        row = nm.ACCUMULATORS[name]
+        exponent = growth_exponent(rows[(rows.accumulator == name) & (rows.data == "random")])
+        others = [o for o in nm.ACCUMULATORS if o != name and cases.arithmetic(o) == cases.arithmetic(name)]
+        line = {"accumulator": name, "also": ", ".join(others), "L": row.length, "F": row.fraction_bits}
+        line |= {f"{data}, K = {top}": scientific(rms[name, data]) for data in cases.DATA}
+        line |= {"one sign, signed": scientific(bias[name, "one sign"])}
+        line |= {"power of K": "" if exponent is None else exponent.text(2)}
+        lines.append({key: "" if value is None else str(value) for key, value in line.items()})
+    return pd.DataFrame(lines)
+
+
+def _shown(rows: pd.DataFrame, keys: list[str], columns: tuple[str, ...]) -> pd.DataFrame:
+    found = {column: over_seeds(rows, keys, column) for column in columns}
+    return pd.DataFrame(
+        dict(zip(keys, key, strict=True)) | {column: scientific(found[column][key]) for column in columns}
+        for key in found[columns[0]]
+    )
 
 
 def run(fast: bool) -> Result:
-    """Measure, draw and conclude: 5 seeds of 24 x 24 sums up to K = 4096, or 8 of 48 x 48 up to 8192."""
-    size, lengths, seeds = (24, FAST, tuple(range(5))) if fast else (48, LENGTHS, tuple(range(8)))
-    found: dict[str, list[pd.DataFrame]] = {"length": [], "options": [], "shares": []}
-    with Progress(3 * len(seeds), "accumulation") as progress:
-        for seed in seeds:
-            found["length"].append(cache.part(against_length, seed=seed, size=size, lengths=list(lengths)))
-            progress.advance(1, f"lengths, seed {seed}")
-            found["options"].append(cache.part(options, seed=seed, size=size))
-            progress.advance(1, f"promotion, seed {seed}")
-            found["shares"].append(cache.part(shares, seed=seed, size=4 * size, k=LONG))
-            progress.advance(1, f"recipe, seed {seed}")
-    length, option, share = (pd.concat(parts, ignore_index=True) for parts in found.values())
-    rows = pd.concat([length, option, share], keys=found.keys(), names=["part"]).reset_index(level=0)
-    caption = (
-        f"Relative error of sums of K products against the exact sums, root mean square, mean over {len(seeds)} seeds "
-        f"of {size} x {size} sums. Operands are already in the format that each accumulator takes."
-    )
-    told = summary(length, option, share)
-    plate = Plate(
-        "options",
-        draw_options(option, share),
-        f"Left: Hopper's FP8 at K = {LONG}, promoted to FP32 every N products, or K in S parts; bars are 95 % "
-        "intervals over seeds. Right: squared error of the recipe's products, of quantization and of accumulation.",
-    )
-    numbers = json.loads(json.dumps(told, default=vars))
-    tables = (published(option),)
-    return Result(rows, draw(length), caption, find(told), seeds, numbers, tables=tables, plates=(plate,))
+    """Measure, draw and conclude: 8 seeds and K to 8192, or 4 and K to 4096 when `fast`."""
+    at = FAST if fast else FULL
+    frames = measure(at)
+    rows = pd.concat([frame.assign(part=name) for name, frame in frames.items()], ignore_index=True)
+    figure, caption = accumulation_draw.growth(frames["growth"])
+    plates = [Plate(name, *draw(frames[name])) for name, draw in accumulation_draw.PLATES.items()]
+    shown = tables(frames)
+    summary = {table.name: table.frame.to_dict("records") for table in shown}
+    return Result(rows, figure, caption, find(frames), at.seeds, summary, tables=shown, plates=tuple(plates))
 
 
 STUDY = Study(
     name="accumulation",
-    title="How tensor cores add",
-    question="How far are the sums of tensor cores from the exact sums of the same products, how does that grow with "
-    "the length of the contraction, what do promotion and split-K buy, and does it matter beside quantization?",
+    title="Sums inside tensor cores",
+    question="How far are the sums of each tensor core from exact ones as K grows, what does promotion repair, and "
+    "what share of the recipe's error is accumulation?",
     run=run,
 )

@@ -1,96 +1,125 @@
-"""The figures of `accumulation`."""
+"""The figures of `accumulation`, each with its caption."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from . import accumulation_cases as cases
 from . import plots
-from .interval import interval
 
+# colour by generation, dash by width: FP8 and narrower solid, 16 and 19 bits dashed, whole FP32 dotted
 LOOKS = {
-    "library": (plots.BLACK, ":", ""),
-    "volta_fp16": (plots.SKY, "--", "v"),
-    "ampere_bf16": (plots.BLUE, "--", "^"),
-    "hopper_bf16": (plots.BLUE, "-", "o"),
-    "ada_fp8": (plots.ORANGE, "--", "s"),
     "hopper_fp8": (plots.VERMILION, "-", "o"),
-    "blackwell_fp8": (plots.PURPLE, "-", "D"),
-    "mma_sync_fp8_as_fp16": (plots.GREY, "--", "x"),
-    "blackwell_mxfp8": (plots.GREEN, "--", "P"),
-    "blackwell_nvfp4": (plots.GREEN, "-", "*"),
+    "ada_fp8": (plots.ORANGE, "-", "v"),
+    "volta_fp16": (plots.GREY, "--", "s"),
+    "ampere_tf32": (plots.GREEN, "--", "^"),
+    "ampere_bf16": (plots.GREEN, "--", "s"),
+    "hopper_tf32": (plots.PURPLE, "--", "^"),
+    "hopper_bf16": (plots.PURPLE, "--", "s"),
+    "blackwell_mxfp8": (plots.BLUE, "-", "D"),
+    "blackwell_fp8": (plots.BLUE, "-", "o"),
+    "blackwell_mxfp4": (plots.SKY, "-", "D"),
+    "blackwell_nvfp4": (plots.SKY, "-", "o"),
+    "mma_sync_fp8_as_fp16": (plots.SKY, "--", "v"),
+    "fp32": (plots.BLACK, ":", "None"),
+    "library": (plots.BLACK, "-.", "None"),
 }
-FLOOR = 2e-9  # where exact sums are drawn
+FLOOR = 2.0**-34  # sums that are equal to the exact ones stand here
 
 
-def draw(length: pd.DataFrame) -> Figure:
-    """Error against K, a panel for each kind of data."""
-    kinds = list(dict.fromkeys(length.data))
+def growth(rows: pd.DataFrame) -> tuple[Figure, str]:
+    """Error against K: a panel for each kind of data."""
     with plots.style():
-        figure, axes = plots.panels(len(kinds), height=3.6)
-        for ax, kind in zip(axes, kinds, strict=True):
-            _against_length(ax, length[length.data == kind], kind)
-        axes[0].set_ylabel("root mean square error / sums")
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=5)
-    return figure
+        figure = Figure(figsize=(plots.PAGE, 6.4))
+        axes = figure.subplots(2, 2, sharex=True, sharey=True).ravel()
+        for ax, data in zip(axes, cases.DATA, strict=True):
+            _curves(ax, rows[rows.data == data])
+            ax.set_title(data)
+        for ax in axes[2:]:
+            ax.set_xlabel("products, K")
+        for ax in axes[::2]:
+            ax.set_ylabel("rms error / rms product")
+        handles, names = axes[0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=7)
+    last = rows[(rows.k == rows.k.max())].groupby(["data", "accumulator"]).rms.mean()
+    worst = last.groupby("data").idxmax()
+    told = "; ".join(f"{data}: {worst[data][1]}, {last[worst[data]]:.1e}" for data in cases.DATA)
+    caption = (
+        f"Error of sums of K products against the exact sum, mean over {rows.seed.nunique()} seeds. Points on the "
+        f"lowest line are exact. The largest at K = {rows.k.max()}: {told}."
+    )
+    return figure, caption
 
 
-def _against_length(ax: Axes, part: pd.DataFrame, kind: str) -> None:
-    for name, rows in part.groupby("accumulator", sort=False):
-        curve = rows.groupby("k").error.mean()
-        color, line, marker = LOOKS[name]
-        ax.plot(curve.index, curve.clip(lower=FLOOR), line, marker=marker, color=color, label=name)
+def _curves(ax: Axes, rows: pd.DataFrame) -> None:
+    for name, (color, dash, marker) in LOOKS.items():
+        curve = rows[rows.accumulator == name].groupby("k").rms.mean().replace(0, FLOOR)
+        ax.plot(curve.index, curve, dash, color=color, marker=marker, markersize=3.2, linewidth=1.1, label=name)
+    ax.axhline(FLOOR, color=plots.GREY, linewidth=0.6)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    ax.set_ylim(FLOOR / 4, 0.5)
-    ticks = sorted(part.k.unique())[:: 1 if part.k.nunique() <= 4 else 2]
-    ax.set_xticks(ticks, [str(k) for k in ticks])
-    ax.axhline(FLOOR, color=plots.GREY, linewidth=0.6)
-    ax.annotate("exact", (1, FLOOR), (-2, -8), ("axes fraction", "data"), "offset points", fontsize=7, ha="right")
-    ax.set_xlabel("products in a sum, K")
-    ax.set_title(kind)
+    lengths = sorted(rows.k.unique())
+    ax.set_xticks(lengths, [str(k) for k in lengths], fontsize=7)
 
 
-def draw_options(option: pd.DataFrame, share: pd.DataFrame) -> Figure:
-    """Promotion beside the recipe's errors."""
+def promotion(rows: pd.DataFrame) -> tuple[Figure, str]:
+    """Error against the promotion interval, and the signed error of one sign."""
+    k = int(rows.k.iloc[0])
+    looks = zip(cases.DATA, (plots.BLUE, plots.VERMILION, plots.GREEN, plots.PURPLE), "osD^", strict=True)
     with plots.style():
-        figure, (left, right) = plots.panels(2, height=3.0)
-        promote = option[option.option == "promote"]
-        looks = zip(dict.fromkeys(promote.data), (plots.BLUE, plots.VERMILION), ("o-", "s--"), strict=True)
-        for kind, color, line in looks:
-            part = promote[promote.data == kind]
-            found = {n: interval(rows.error.tolist()) for n, rows in part.groupby("value")}
-            means, halves = [f.mean for f in found.values()], [f.half for f in found.values()]
-            left.errorbar(list(found), means, halves, fmt=line, color=color, label=kind, capsize=2)
-        left.axvline(128, color=plots.GREY, linewidth=0.8)
-        left.annotate("128: DeepSeek-V3", (128, 1), (4, -8), xycoords=("data", "axes fraction"),
-                      textcoords="offset points", fontsize=7)  # fmt: skip
+        figure, (left,) = plots.panels(1, width=plots.COLUMN * 1.35, height=3.1)
+        for data, color, marker in looks:
+            curve = rows[rows.data == data].groupby("every").rms.mean()
+            left.plot(curve.index, curve, "-", color=color, marker=marker, label=data)
+        left.axvline(128, color=plots.GREY, linewidth=0.8, linestyle=":")
         left.set_xscale("log", base=2)
         left.set_yscale("log")
-        left.set_xticks(sorted(promote.value.unique()), [str(n) for n in sorted(promote.value.unique())])
-        left.set_xlabel("products between promotions, N")
-        left.set_ylabel("root mean square error / sums")
-        left.set_title("Hopper's FP8 promoted, K = 4096")
-        left.legend(loc="lower right")
-        _shares(right, share)
-    return figure
+        ticks = sorted(rows.every.unique())
+        left.set_xticks(ticks, [str(n) if n < k else f"{n}\nnever" for n in ticks])
+        left.set_xlabel("promoted every N products")
+        left.set_ylabel("rms error / rms product")
+        left.set_title(f"Hopper FP8, K = {k}")
+        handles, names = left.get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=2)
+    mean = rows.groupby(["data", "every"]).rms.mean()
+    told = "; ".join(f"{data} {mean[data, k] / mean[data, 128]:.1f} times" for data in cases.DATA)
+    return (
+        figure,
+        f"Promotion to FP32 after every N products; the dotted line is DeepSeek-V3's 128. Less there: {told}.",
+    )
 
 
-def _shares(ax: Axes, share: pd.DataFrame) -> None:
-    mean = share.groupby(["product", "accumulator"], sort=False)[["quantization", "accumulation"]].mean()
-    places = range(len(mean))
-    lowest = 1e-16
-    ax.barh(places, mean.quantization, height=0.36, align="edge", color=plots.SKY, label="quantization", left=0)
-    shown = mean.accumulation.clip(lower=lowest)
-    ax.barh([y - 0.38 for y in places], shown, height=0.36, align="edge", color=plots.VERMILION, label="accumulation")
-    for y, value in zip(places, mean.accumulation, strict=True):
-        text = "none" if value == 0 else f"{value:.1e}"
-        ax.annotate(text, (max(value, lowest), y - 0.2), (3, 0), textcoords="offset points", va="center", fontsize=7)
-    ax.set_xscale("log")
-    ax.set_xlim(lowest, 1)
-    ax.set_yticks(places, [f"{what}\n{name}" for what, name in mean.index], fontsize=7)
-    ax.invert_yaxis()
-    ax.set_xlabel("squared error / energy")
-    ax.set_title("Of the recipe's products")
-    ax.grid(axis="y", visible=False)
-    ax.legend(loc="upper center", bbox_to_anchor=(0.3, -0.2), ncols=2, fontsize=7)
+def recipe(rows: pd.DataFrame) -> tuple[Figure, str]:
+    """Quantization and accumulation error of each product, at the largest K."""
+    k = int(rows.k.max())
+    mean = rows[rows.k == k].groupby(["data", "product", "route"], sort=False)[["quantization", "accumulation"]].mean()
+    with plots.style():
+        figure, axes = plots.panels(2, height=3.2)
+        for ax, (data, part) in zip(axes, mean.groupby(level="data", sort=False), strict=True):
+            names = [f"{product}: {route}" for _, product, route in part.index]
+            where = range(len(names))[::-1]
+            ax.hlines(where, part.accumulation.clip(lower=1e-17), part.quantization, color="#bbbbbb", linewidth=1)
+            ax.plot(part.quantization, where, "o", color=plots.BLUE, label="quantization")
+            ax.plot(part.accumulation.clip(lower=1e-17), where, "s", color=plots.VERMILION, label="accumulation")
+            ax.set_xscale("log")
+            ax.set_xlim(3e-18, 1)
+            ax.set_yticks(where, names if ax is axes[0] else [""] * len(names))
+            ax.set_title(f"{data}, K = {k}")
+            ax.set_xlabel("squared error / energy")
+            ax.grid(axis="y", visible=False)
+        handles, names = axes[0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=2)
+    shares = rows[rows["product"] != "plain FP8"].share
+    caption = (
+        "Squared error of the recipe's products, split, mean over seeds; the least place stands for 1e-17 and less. "
+        f"Accumulation has at most {shares.max():.1e} of the total in the recipe's own products; plain FP8 is a "
+        "contrast."
+    )
+    return figure, caption
+
+
+PLATES: dict[str, Callable[[pd.DataFrame], tuple[Figure, str]]] = {"promotion": promotion, "recipe": recipe}
