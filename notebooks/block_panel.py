@@ -126,7 +126,7 @@ class BlockPanel(Panel):
             slider = self.controls[name]
             value = values[place] if place < len(values) else math.nan
             slider.unobserve(self._changed, "value")
-            # one message to the browser: limits that arrive before the value would clamp the old one, as a user's change
+            # in one message: limits that arrive before the value would clamp the old one, as if a user had
             with slider.hold_sync(), slider.hold_trait_notifications():
                 slider.min, slider.max, slider.step = -most, most, most / 100
                 slider.value = value if math.isfinite(value) else 0.0

@@ -66,7 +66,8 @@ def matmul(
         splits: in how many parts K is summed.
 
     Returns:
-        float32 (..., M, N), or as said under `groups`. A tensor core's NaN has the bits 0x7FFFFFFF.
+        float32 (..., M, N), or as said under `groups`. A tensor core's NaN has the bits 0x7FFFFFFF. Only the library's
+        product follows the gradient of its operands.
 
     Raises:
         TypeError: operands of another kind, dtypes that are not used as they are. ValueError: contraction lengths that

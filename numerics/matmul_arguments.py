@@ -49,6 +49,8 @@ def prepared(a: Any, b: Any, accumulator: Any, c: Any, groups: Any, promote: Any
     if c is not None:
         _require_fit(c, shape)
         c = c.to(torch.float32)
+    if row.rule != "library":  # roundings have no gradient that means something
+        a, b, c = (x.detach() if isinstance(x, Tensor) else x for x in (a, b, c))
     inner_a, outer_a = _operand(a, "a", row)
     inner_b, outer_b = _operand(b, "b", row)
     inside = row.steps and promote is None and splits == 1 and outer_a is None and outer_b is None
@@ -102,7 +104,8 @@ def _check_order(row: Accumulator, promote: Any, splits: Any) -> None:
         raise ValueError(f"splits={splits}: pass a number of parts, 1 or more")
     length = row.length or 1
     if promote is not None and (integer(promote, "promote", "pass a number of products") < 1 or promote % length):
-        raise ValueError(f"promote={promote}: {row.name} takes steps of {length} products; pass a multiple of {length}")
+        remedy = f"takes steps of {length} products; pass a multiple of {length}" if length > 1 else "takes 1 or more"
+        raise ValueError(f"promote={promote}: {row.name} {remedy}")
     if row.rule in ("exact", "library") and (promote is not None or splits != 1):
         name = "promote" if promote is not None else "splits"
         why = "an exact sum has no order" if row.rule == "exact" else "the library's order is its own"

@@ -41,6 +41,7 @@ from reference.checkpoint import write_atomic, write_json
 from reference.log import environment
 
 from . import (
+    accumulation,
     cache,
     combine,
     dialects,
@@ -74,6 +75,7 @@ STUDIES: dict[str, Study] = {
         combine.STUDY,
         outer_scale.STUDY,
         moe_timeline.STUDY,
+        accumulation.STUDY,
         throughput.STUDY,
         dialects.STUDY,
     )

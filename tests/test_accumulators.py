@@ -260,3 +260,13 @@ def test_a_gpu_gives_the_same_bits(kind: str):
               for x in (a, b)]  # fmt: skip
     found, expected = nm.matmul(*on_gpu, kind, c.cuda()).cpu(), nm.matmul(a, b, kind, c)
     assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+
+
+@pytest.mark.parametrize("name", [name for name, row in nm.ACCUMULATORS.items() if row.takes_plain])
+def test_only_the_librarys_product_is_differentiable(name: str) -> None:
+    """Operands that ask for a gradient are multiplied all the same."""
+    x = torch.arange(1.0, 65.0).remainder(8).view(2, 32)
+    asks = x.clone().requires_grad_()
+    found = nm.matmul(asks, asks, name, c=torch.ones(2, 2, requires_grad=True))
+    assert found.requires_grad == (name == "library")
+    assert torch.equal(found.detach(), nm.matmul(x, x, name, c=torch.ones(2, 2)))

@@ -80,7 +80,7 @@ def by_scalar(true: Callable, amax: Tensor, outer_max: float) -> tuple[Tensor, T
     return torch.where(amax == 0, outer, amax * (1 / outer_max)), s_enc
 
 
-def plain_float64(true: Callable, a: Tensor, b: Tensor) -> Tensor:
+def plain_float64(true: Callable, a: Tensor, b: Tensor, width: int | None) -> Tensor:
     return (a.to(torch.float64) @ b.to(torch.float64).mT).to(torch.float32)
 
 
