@@ -14,6 +14,7 @@ import numerics as nm
 
 DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
+MODELS = [row.name for row in nm.ACCUMULATORS.values() if row.steps]
 KINDS = {
     **{
         f"{gpu}_{fmt}": f"hopper_{kind}" for gpu in ("H100", "H200") for fmt, kind in (("e4m3", "fp8"), ("e5m2", "fp8"))
@@ -112,15 +113,64 @@ def test_the_same_sum_in_blocks():
     assert -0.5 < exact < 0 and float(nm.matmul(a, b, "blackwell_nvfp4")) == exact
 
 
+ORDERED = ["ampere_bf16", "hopper_bf16", "blackwell_bf16", "ampere_tf32", "hopper_tf32", "blackwell_tf32"]
+
+
+@pytest.mark.parametrize("kind", ORDERED)
+def test_a_zero_sets_the_least_alignment(kind: str):
+    """With c = 0 all terms are cut to multiples of q = 2^(e_zero - F), however small they are: L - 1 products of 3/4 q
+    vanish, where q / 2 would keep enough of them to lift the first product to 2^-149. FP8 and FP16 products are never
+    that small, so of those rows the exponent cannot be seen."""
+    row = nm.ACCUMULATORS[kind]
+    unit, lacks = 2.0 ** (row.zero_exponent - row.fraction_bits + 80), row.length // 4
+    a = torch.full((1, row.length), 0.75 * unit)
+    a[0, 0] = 2.0 ** (-149 + 80) - lacks * unit
+    b = torch.full_like(a, 2.0**-80)
+    assert float(nm.matmul(a, b, kind)) == 0
+    a[0, 1:] = unit
+    assert float(nm.matmul(a, b, kind)) == 2.0**-149
+
+
+def test_a_subnormal_c_has_the_least_normal_exponent():
+    """Beside c = 2^-149, of exponent -126, sixteen products of 3 x 2^-152 count 2^-151 each; 24 x 2^-151 without."""
+    a, b = torch.full((1, 16), 1.5 * 2.0**-75), torch.full((1, 16), 2.0**-76)
+    assert float(nm.matmul(a, b, "hopper_bf16", torch.tensor([[2.0**-149]]))) == 2.0**-149 * (1 + 4)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_step_of_the_largest_significands_does_not_overflow(kind: str, sign: float):
+    row = nm.ACCUMULATORS[kind]
+    fmt = row.operands[0]
+    element = fmt.element if isinstance(fmt, nm.BlockFormat) else fmt
+    value = 1.5 if element is nm.E2M1 else 2 - 2.0**-element.mantissa_bits
+    if element is nm.E4M3:
+        value = 1.875
+    a, b = torch.full((1, row.length), value), torch.full((1, row.length), sign * value)
+    if isinstance(fmt, nm.BlockFormat):
+        scales = nm.encode(torch.ones(1, row.length // fmt.block), fmt.scale)
+        a, b = (nm.BlockTensor(nm.encode(x, element), scales, None, fmt, fmt.rule.name, 1) for x in (a, b))
+    exact = sign * value**2 * row.length
+    assert abs(float(nm.matmul(a, b, kind)) - exact) <= abs(exact) * 2.0**-row.output.mantissa_bits
+
+
+def test_mma_sync_sums_every_other_pair_first():
+    """Of 32 products those with k % 4 in {0, 1}; the vectors of a B200 agree with any halves."""
+    a, b = torch.zeros(1, 32), torch.zeros(1, 32)
+    a[0, 0], b[0, 0] = 256.0, 256.0  # the first half, of k % 4 = 0: 2^16
+    a[0, 2], b[0, 2] = 2.0**-6, 2.0**-6  # the second: 2^-12 below what a register of 2^16 keeps of a term
+    a[0, 1], b[0, 1] = -256.0, 256.0
+    assert float(nm.matmul(a, b, "mma_sync_fp8_as_fp16")) == 2.0**-12  # the first half cancels before
+    a[0, 1], a[0, 3], b[0, 3] = 0.0, -256.0, 256.0
+    assert float(nm.matmul(a, b, "mma_sync_fp8_as_fp16")) == 0  # now in the second half, where 2^-12 is cut
+
+
 def _example(kind: str, rows: int, k: int, seed: int) -> torch.Tensor | nm.BlockTensor:
     """Random values that an accumulator takes, zeros among them."""
     x = torch.randn(rows, k, generator=torch.Generator().manual_seed(seed))
     x[:, ::5] = 0
     (fmt, *_) = nm.ACCUMULATORS[kind].operands or (nm.BF16,)
     return nm.quantize(x, fmt, outer=None) if isinstance(fmt, nm.BlockFormat) else nm.round_to(x, fmt)
-
-
-MODELS = [row.name for row in nm.ACCUMULATORS.values() if row.steps]
 
 
 @pytest.mark.parametrize("kind", MODELS)
