@@ -18,6 +18,7 @@ from .floats import power_of_two
 from .formats import Format
 
 _RUNS = 8  # at most; beyond, slices cost less
+_SLICED = 1 << 26  # float64 results of slices that are held at a time
 
 
 def exact_product(a: Tensor, b: Tensor, width: int | None = None) -> Tensor:
@@ -35,16 +36,32 @@ def exact_product(a: Tensor, b: Tensor, width: int | None = None) -> Tensor:
         wild = wild_a[..., :, None] | wild_b[..., None, :]
         return torch.where(wild, (a.to(torch.float64) @ b.to(torch.float64).mT).to(torch.float32), tame)
     width = row_width(a) + row_width(b) if width is None else width
+    narrow = a.dtype == b.dtype == torch.float32  # a product of two such is a float64 number, however wide the rows
     a, b, length = a.to(torch.float64), b.to(torch.float64), a.shape[-1]
     carry = _carry(length)
     if not length or width + carry <= 53:
         return (a @ b.mT).add_(0.0).to(torch.float32)  # a library may return -0 for an empty or zero sum
     run = 1 << max(53 - width, 0)
-    if length <= _RUNS * run:
+    if length <= _RUNS * run and (width <= 53 or narrow):
         return _round_expansion([a[..., i : i + run] @ b[..., i : i + run].mT for i in range(0, length, run)])
-    bits = (53 - carry) // 2 - 1
-    slices_b = _slices(b, bits)
-    return _round_expansion([x @ y.mT for x in _slices(a, bits) for y in slices_b])
+    return _sliced_product(a, b, (53 - carry) // 2 - 1)
+
+
+def _sliced_product(a: Tensor, b: Tensor, bits: int) -> Tensor:
+    """The product from slices of `bits` bits, by rows of `a`, since every pair of slices has a result of its own."""
+    if b.ndim == 2:  # leading axes of `a` are rows too
+        return _by_rows(a.flatten(0, -2), b, bits).unflatten(0, a.shape[:-1])
+    return _by_rows(a, b, bits)
+
+
+def _by_rows(a: Tensor, b: Tensor, bits: int) -> Tensor:
+    slices_a, slices_b = _slices(a, bits), _slices(b, bits)
+    row = len(slices_a) * len(slices_b) * torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]).numel() * b.shape[-2]
+    parts = [
+        _round_expansion([x @ y.mT for x in some for y in slices_b])
+        for some in zip(*(x.split(max(_SLICED // max(row, 1), 1), -2) for x in slices_a), strict=True)
+    ]
+    return torch.cat(parts, -2)
 
 
 def _carry(terms: int) -> int:

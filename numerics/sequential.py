@@ -15,13 +15,14 @@ from .tensor_core import k_first, tiles
 def sequential_product(a: Tensor, b: Tensor, promote: int | None = None, splits: int = 1) -> Tensor:
     """a (..., M, K) @ b (..., N, K).T, float32, leading axes broadcast; `promote` and `splits` as in `matmul`."""
     lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    first, second = (k_first(x.expand(*lead, *x.shape[-2:])) for x in (a, b))
+    first, second = (k_first(x if x.shape[:-2].numel() == 1 else x.expand(*lead, *x.shape[-2:])) for x in (a, b))
     out = torch.empty(lead.numel(), a.shape[-2], b.shape[-2], device=a.device)
     length = len(first)
     size = -(-length // splits) or 1
     every = size if promote is None else promote
     for tile in tiles(out):
-        x, y = first[:, tile[0], tile[1], None], second[:, tile[0], None, tile[2]]
+        at_a, at_b = (tile[0] if x.shape[1] > 1 else slice(None) for x in (first, second))  # one batch serves all
+        x, y = first[:, at_a, tile[1], None], second[:, at_b, None, tile[2]]
         total: Tensor | None = None
         for start in range(0, max(length, 1), size):
             stop, register = min(start + size, length), None

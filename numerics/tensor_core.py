@@ -28,7 +28,7 @@ NAN = 0x7FFFFFFF  # the one NaN that comes out
 @dataclass(frozen=True)
 class _Side:
     """One operand, K first: value, exponent (K, batch, rows); scale (K / group, batch, rows) or None; special: value
-    with NaN and infinity where there are any, else None."""
+    with NaN and infinity where there are any, else None. batch: 1 where every batch has the same."""
 
     value: Tensor
     exponent: Tensor
@@ -39,6 +39,10 @@ class _Side:
         """Every plane that is there, indexed; (K, batch, rows)."""
         planes = (self.value, self.exponent, self.scale, self.special)
         return _Side(*(None if p is None else p[index] for p in planes))  # type: ignore[arg-type]
+
+    def tile(self, batch: slice, rows: slice) -> _Side:
+        """What a tile of the result needs."""
+        return self.part((slice(None), batch if self.value.shape[1] > 1 else slice(None), rows))
 
 
 def tensor_core_product(
@@ -51,14 +55,13 @@ def tensor_core_product(
     None. splits: see `matmul`.
     """
     lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    first, second = (_side(t.expand(lead), row) for t in (a, b))
+    first, second = (_side(t if t.shape[:-2].numel() == 1 else t.expand(lead), row) for t in (a, b))
     shape = (*lead, a.shape[-2], b.shape[-2])
     out = torch.empty(lead.numel(), *shape[-2:], device=a.value.device)
     if c is not None:
         c = c.reshape(out.shape)
-    every = slice(None)
     for batch, rows, columns in tiles(out):
-        x, y = first.part((every, batch, rows)), second.part((every, batch, columns))
+        x, y = first.tile(batch, rows), second.tile(batch, columns)
         start = None if c is None else c[batch, rows, columns]
         out[batch, rows, columns] = _summed(x, y, row, start, promote, splits)
     return out.view(torch.int32).masked_fill_(torch.isnan(out), NAN).view(torch.float32).view(shape)
@@ -112,11 +115,16 @@ def _narrow(row: Accumulator) -> bool:
     return row.rule == "groups" or all(getattr(fmt, "bits", 32) == 8 for fmt in row.operands)
 
 
+def _shape(a: Tensor, b: Tensor) -> tuple[int, int, int]:
+    """Of the results of two planes."""
+    return max(a.shape[1], b.shape[1]), a.shape[2], b.shape[2]
+
+
 def _summed(a: _Side, b: _Side, row: Accumulator, c: Tensor | None, promote: int | None, splits: int) -> Tensor:
     """One tile."""
     assert row.length is not None
     steps = len(a.value) // row.length
-    zero = torch.zeros(*a.value.shape[1:], b.value.shape[2], device=a.value.device)
+    zero = torch.zeros(_shape(a.value, b.value), device=a.value.device)
     if promote is None and splits == 1:
         return _chain(a, b, row, range(steps), zero if c is None else c)
     size = -(-steps // splits) or 1
@@ -207,7 +215,7 @@ def _special(a: _Side, b: _Side, row: Accumulator, k: slice) -> Tensor | None:
     if a.special is None and b.special is None:
         return None
     first, second = (x.special if x.special is not None else _plain(x, row) for x in (a, b))
-    total = torch.zeros(*first.shape[1:], second.shape[2], dtype=torch.float64, device=first.device)
+    total = torch.zeros(_shape(first, second), dtype=torch.float64, device=first.device)
     for i in range(k.start, k.stop):
         term = first[i, :, :, None] * second[i, :, None]
         total += torch.where(torch.isfinite(term), 0.0, term)

@@ -70,7 +70,7 @@ def terms(x: BlockTensor | Tensor, name: str, row: Accumulator) -> Terms:
         )
     fmt = _format_of(x, name, row)
     value = decode_tensor(x.view(torch.uint8), fmt) if x.dtype in FLOAT8 else x.to(torch.float32)
-    return Terms(value, raw_exponent(value, fmt))
+    return Terms(value, raw_exponent(value, FP16 if row.rule == "halves" else fmt))  # "halves" multiplies as FP16
 
 
 def _of_blocks(x: BlockTensor, name: str, row: Accumulator) -> Terms:
