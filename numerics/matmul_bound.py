@@ -23,9 +23,9 @@ Stability of Numerical Algorithms, 2nd ed., lemma 3.1), and the terms above grow
 "fp32": K products and K additions, each rounded to nearest: gamma_(K + A) S + K 2^-150, in any order. "library": the
 same with u = 2^-23, which admits truncation, and 2^-149; fused multiply-adds round less often. "exact": u |s| + 2^-150.
 
-Outer scales multiply bound and sum, and one more rounding follows. float64, in which the bound is computed, adds
-K 2^-52 S. Where S reaches float32's largest number a partial sum may overflow, and where an operand is not finite there
-is no sum: the bound is infinite.
+Outer scales multiply bound and sum, and one more rounding follows, of s itself for "exact". float64, in which the bound
+is computed, adds K 2^-52 S. Where S reaches float32's largest number a partial sum may overflow, and where an operand is
+not finite there is no sum: the bound is infinite.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ import torch
 from torch import Tensor
 
 from .accumulators import Accumulator
+from .exact_sum import exact_product
 from .floats import power_of_two
-from .matmul import matmul, sums, without_autocast
+from .matmul import sums, without_autocast
 from .matmul_arguments import Inner, Operand, prepared
 from .terms import ZERO, Terms
 
@@ -61,16 +62,14 @@ def matmul_bound(
     plus c) by at most this much.
     """
     p = prepared(a, b, accumulator, c, groups, promote, splits)
-    with without_autocast(p.a.device.type):
+    with torch.no_grad(), without_autocast(p.a.device.type):
         size = sums(_size, p).abs()
-        if p.row.rule == "exact":
-            bound = U * (1 + 2 * U) * matmul(a, b, groups=groups).to(torch.float64).abs() + 2.0**-150
-        else:
-            bound = sums(lambda x, y, start: _inner(p.row, x, y, start, promote, splits), p).abs()
-            if p.outer_a is not None or p.outer_b is not None:
-                bound = (1 + U) * bound + U * size + 2.0**-150
+        bound = sums(lambda x, y, start: _inner(p.row, x, y, start, promote, splits), p).abs()
+        if p.outer_a is not None or p.outer_b is not None:
+            # of an exact sum s the bound is at least u |s|, which is nearer than S
+            bound = (1 + U) * bound + (bound if p.row.rule == "exact" else U * size) + 2.0**-150
     if p.last is not None:
-        added = p.last.to(torch.float64).abs()
+        added = p.last.detach().to(torch.float64).abs()
         bound, size = (1 + U) * bound + U * (size + added), size + added
     return torch.where(size + bound < FLT_MAX, bound, torch.inf)
 
@@ -92,6 +91,9 @@ def _values(x: Inner) -> Tensor:
 
 def _inner(row: Accumulator, a: Inner, b: Inner, start: Tensor | None, promote: int | None, splits: int) -> Tensor:
     """Of the sum without outer scales."""
+    if row.rule == "exact":
+        assert isinstance(a, Tensor) and isinstance(b, Tensor)
+        return U * (1 + 2 * U) * exact_product(a, b).to(torch.float64).abs() + 2.0**-150
     size, k = _size(a, b, start), a.shape[-1]
     added = splits - 1 + (0 if promote is None else -(-k // promote) + splits)
     if row.steps:
