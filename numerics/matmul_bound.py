@@ -24,8 +24,8 @@ Stability of Numerical Algorithms, 2nd ed., lemma 3.1), and the terms above grow
 same with u = 2^-23, which admits truncation, and 2^-149; fused multiply-adds round less often. "exact": u |s| + 2^-150.
 
 Outer scales multiply bound and sum, and one more rounding follows, of s itself for "exact". float64, in which the
-bound is computed, adds K 2^-52 S. Where S reaches float32's largest number a partial sum may overflow, and where an operand is
-not finite there is no sum: the bound is infinite.
+bound is computed, adds K 2^-52 S. Where S reaches float32's largest number a partial sum may overflow, and where an
+operand is not finite there is no sum: the bound is infinite.
 """
 
 from __future__ import annotations
