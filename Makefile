@@ -30,6 +30,9 @@ FIT := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2]
 
 LAB := .venv/stamp-$(HERE)-lab
 
+# JupyterLab refuses to serve root unless told; in a container there is often nobody else. Its token guards it as ever.
+AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
+
 .PHONY: help demo test notebooks exhaustive browser gpu clean
 .NOTPARALLEL:
 
@@ -52,7 +55,7 @@ test: $(DEV)
 	.venv/bin/python -m pytest -q --durations=10 $(SPREAD)
 
 notebooks: $(LAB)
-	.venv/bin/jupyter lab notebooks/01_formats.ipynb
+	.venv/bin/jupyter lab $(AS_ROOT) notebooks/01_formats.ipynb
 
 exhaustive: $(DEV)
 	.venv/bin/python -m pytest -q --durations=10 $(SPREAD) -m 'not browser'
