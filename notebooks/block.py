@@ -21,7 +21,7 @@ from torch import Tensor
 
 import numerics as nm
 
-from .panel import number
+from .panel import brief, number
 from .readout import told
 
 LONGEST = 16
@@ -88,7 +88,7 @@ def parse_outer(text: str) -> float | None:
         return None
     value = number(text, "outer")
     if not 2.0**-128 <= value <= FLT_MAX:
-        raise ValueError(f"outer={text.strip()}: type auto, or a number from 2.94e-39 to 3.4e38")
+        raise ValueError(f"outer={brief(text)}: type auto, or a number from 2.94e-39 to 3.4e38")
     return value
 
 
