@@ -10,6 +10,7 @@ only the picture when it saves. A mistake of the user, a ValueError of `draw`, i
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,14 +37,29 @@ class Picture:
     def bundle(self) -> dict[str, Any]:
         """MIME type -> content: the PNG, what it shows as data, the readout, and a plain text for all else."""
         shown = {"image/png": plots.render(self.figure, "png"), FIGURE: figure_data(self.figure)}
-        titles = [entry["title"] for entry in shown[FIGURE]["axes"] if entry["title"]]
-        shown["text/plain"] = "figure: " + ("; ".join(titles) or "without a title")
+        shown["text/plain"] = f"figure: {titles(shown[FIGURE])}"
         return shown | ({READOUT: {"html": self.readout}} if self.readout else {})
+
+    def metadata(self) -> dict[str, Any]:
+        """MIME type -> metadata: the words that a page has in the place of the PNG, for who cannot see it."""
+        return {"image/png": {"alt": f"Figure: {titles(figure_data(self.figure))}"}}
+
+    def display(self) -> None:
+        """Show it in the output of a cell, without controls."""
+        display(self.bundle(), metadata=self.metadata(), raw=True)
+
+
+def titles(data: Mapping[str, Any]) -> str:
+    """What `figure_data` has as titles, in plain words: no formula in dollar signs, which only matplotlib sets."""
+    found = [
+        re.sub(r"\$([^$]*)\$", lambda formula: re.sub(r"[{}]", "", formula[1]), each["title"]) for each in data["axes"]
+    ]
+    return "; ".join(filter(None, found)) or "without a title"
 
 
 def show(figure: Figure) -> None:
     """Display a figure that does not move."""
-    display(Picture(figure).bundle(), raw=True)
+    Picture(figure).display()
 
 
 class Panel(ipywidgets.VBox):
@@ -118,7 +134,7 @@ class Panel(ipywidgets.VBox):
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         bundle = super()._repr_mimebundle_(**kwargs)
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
-        return {**data, **self.picture.bundle()}, metadata
+        return {**data, **self.picture.bundle()}, {**metadata, **self.picture.metadata()}
 
 
 def brief(text: str) -> str:

@@ -98,7 +98,7 @@ def watched(recipes: Sequence[str] = ("bf16", "mxfp8", "fourbit"), steps: int = 
         bar.close()
         words.close()
         clear_output(wait=True)
-    display(shown.bundle(), raw=True)
+    shown.display()
 
 
 def picture(results: dict[str, Result]) -> Picture:

@@ -117,6 +117,9 @@ def test_reading_the_outer_scale():
     for text in ("0", "-1", "nan", "inf", "1e39", "1e-39"):
         with pytest.raises(ValueError, match="type auto, or a number from"):
             block.parse_outer(text)
+    with pytest.raises(ValueError, match=r"outer=9{37}[.]{3}: type auto") as long:
+        block.parse_outer("9" * 5000)
+    assert len(str(long.value)) < 120
     with pytest.raises(ValueError, match="outer='x' is no number"):
         block.parse_outer("x")
 

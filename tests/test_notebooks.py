@@ -102,6 +102,29 @@ def test_is_stored_for_a_reader_without_a_kernel(path: Path):
     assert all(o.output_type != "error" for o in outputs)
     pictures = [o for o in outputs if "image/png" in o.get("data", {})]
     assert pictures and all(FIGURE in o.data for o in pictures), "show figures through notebooks.panel"
+    for picture in pictures:  # what a screen reader says, and a page whose pictures do not load
+        told = picture.metadata.get("image/png", {}).get("alt", "")
+        assert told.startswith("Figure: ") and "without a title" not in told, told
+        assert "$" not in told + picture.data["text/plain"]
+
+
+# GitHub, VS Code and a page without a network leave these as they are; superscripts are letters: 2\u207b\u00b9.
+FORMULA = re.compile(r"\$|\\[a-z]+|\w\^[-\w{(]")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_prose_needs_no_formula_renderer(path: Path):
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "markdown":
+            found = FORMULA.search(re.sub(r"`[^`]*`", "", cell.source))
+            assert not found, f"raw formula {found and found[0]!r} in: {cell.source[:60]}"
+
+
+def test_finds_raw_formulas():
+    for text in ("from $2^{-127}$", "2^-9", "w^T", r"\mathrm{swiglu}"):
+        assert FORMULA.search(text), text
+    for text in ("2\u207b\u00b9\u00b2\u2077", "w\u2082 swiglu(x)", "2 / 3"):
+        assert not FORMULA.search(text), text
 
 
 def test_compact_is_the_same_json():
