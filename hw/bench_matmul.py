@@ -10,13 +10,10 @@ are the host's, after the device has finished.
 
 from __future__ import annotations
 
-import csv
-import io
-import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +23,8 @@ from torch import Tensor
 
 import numerics as nm
 
-from .device import DeviceAbsent, describe, resolve
-from .record import require_writable, write_whole
+from .device import DeviceAbsent, conditions, resolve
+from .record import require_writable, write_csv
 
 LIMITS = {"cpu": 10.0, "cuda": 0.2}  # seconds of hopper_fp8 at 1024
 LEAST = {"exact NVFP4": 0.25}
@@ -151,14 +148,8 @@ def main(argv: list[str]) -> int:
     except DeviceAbsent as error:
         print(f"fourbit: {error}", file=sys.stderr)
         return 2
-    facts = describe(resolve(config.device))
-    load = f", load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    print(f"{facts['name']}, torch {facts['torch']}, {config.threads} threads{load}; {config.size}^3")
+    print(f"{conditions(resolve(config.device), config.threads)}; {config.size}^3")
     print(report(rows))
     if config.out is not None:
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, [field.name for field in fields(Row)])
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
-        write_whole(config.out, text.getvalue())
+        write_csv(rows, config.out)
     return 0

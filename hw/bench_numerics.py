@@ -13,14 +13,11 @@ Peers: ml_dtypes and torch's own casts; gfloat and torchao where they are instal
 
 from __future__ import annotations
 
-import csv
 import importlib.util
-import io
-import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,8 +30,8 @@ from torch import Tensor
 import numerics as nm
 from numerics import compiled
 
-from .device import DeviceAbsent, describe, resolve
-from .record import require_writable, write_whole
+from .device import DeviceAbsent, conditions, resolve
+from .record import require_writable, write_csv
 
 COPY, E2M1_PEER, E4M3_PEER = "copy", "E2M1 encode, ml_dtypes", "E4M3 encode, torch"
 QUANTIZE, FOUR_OVER_SIX, REQUANTIZE = "NVFP4", "four-over-six", "NVFP4 to MXFP8, stochastic"
@@ -280,15 +277,6 @@ def report(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def write_csv(rows: list[Row], path: Path) -> None:
-    """One line per row, a header first; an absent number is empty."""
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, [field.name for field in fields(Row)])
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    write_whole(path, text.getvalue())
-
-
 def main(argv: list[str]) -> int:
     """`fourbit bench numerics ...`: print the table; 0 if it ran, whatever it shows, 2 without the device."""
     if argv[:1] != ["numerics"]:
@@ -304,10 +292,8 @@ def main(argv: list[str]) -> int:
     except DeviceAbsent as error:
         print(f"fourbit: {error}", file=sys.stderr)
         return 2
-    facts = describe(resolve(config.device))
-    load = f", load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     size = round(rows[0].mega_elements_per_second * rows[0].seconds * 1e6)
-    print(f"{facts['name']}, torch {facts['torch']}, {config.threads} threads{load}; {size} float32 elements")
+    print(f"{conditions(resolve(config.device), config.threads)}; {size} float32 elements")
     print(report(rows))
     if config.out is not None:
         write_csv(rows, config.out)

@@ -66,6 +66,13 @@ def describe(device: torch.device) -> dict[str, str | None]:
     }
 
 
+def conditions(device: torch.device, threads: int) -> str:
+    """What a time depends on, in a line: the chip, torch, CPU threads and, where it is told, the machine's load."""
+    facts = describe(device)
+    load = f", load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    return f"{facts['name']}, torch {facts['torch']}, {threads} threads{load}"
+
+
 def _processor() -> str:
     """The processor's name: Linux tells it in a file, other systems through `platform`."""
     table = Path("/proc/cpuinfo")

@@ -6,13 +6,17 @@ totals, and one line for each case.
 
 from __future__ import annotations
 
+import csv
 import datetime
 import hashlib
 import importlib.metadata
 import importlib.util
+import io
 import json
 import os
 import platform
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +97,12 @@ def _json(record: dict[str, Any]) -> str:
     head = json.dumps({name: value for name, value in record.items() if name != "cases"}, indent=1)
     lines = ",\n  ".join(json.dumps(case) for case in cases)
     return head if not cases else f'{head[:-2]},\n "cases": [\n  {lines}\n ]\n}}'
+
+
+def write_csv(rows: Sequence[Any], path: Path) -> None:
+    """One line per row, one or more dataclasses of a kind, a header first; an absent number is empty."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, [field.name for field in fields(rows[0])])
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in rows)
+    write_whole(path, text.getvalue())

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 pytest.importorskip("ipywidgets")
+from panel_cases import fixtures, require_told
+
 import numerics as nm
 from notebooks import random_bits as rb
 from notebooks import random_bits_panel as panels
@@ -22,18 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 E2M1X4, E4M3X4 = rb.INSTRUCTIONS.values()
 
 
-@pytest.fixture(scope="module")
-def one(one_thread: None) -> tuple[panels.Panel, dict, dict]:
-    """A panel, its controls' values and its picture's data: drawing takes most of the time of these tests."""
-    panel = panels.panel()
-    return panel, panel.values(), figure_data(panel.picture.figure)
-
-
-@pytest.fixture
-def panel(one: tuple[panels.Panel, dict, dict]) -> panels.Panel:
-    """The panel, its controls as at the start; the picture is that of the test before."""
-    one[0].hold_drawing(one[1])
-    return one[0]
+one, panel = fixtures(panels.panel)
 
 
 @pytest.mark.parametrize(
@@ -125,9 +116,7 @@ def test_word_and_buttons_follow_each_other():
     ),
 )
 def test_bad_input_is_told_and_the_picture_stays(control: str, text: str, told: str, panel: panels.Panel):
-    before = panel.picture
-    panel.controls[control].value = text
-    assert told in panel._note.value.replace("&#x27;", "'") and panel.picture is before
+    require_told(panel, control, text, told)
 
 
 def test_specials_do_what_the_instruction_does(panel: panels.Panel):

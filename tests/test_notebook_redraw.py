@@ -7,11 +7,12 @@ Oracle: the worked example of "End-to-End 4-Bit Training" (Thinking Machines Lab
 
 import itertools
 import math
-import re
 
 import pytest
 
 pytest.importorskip("ipywidgets")
+from panel_cases import fixtures, plain, require_told
+
 import numerics as nm
 from notebooks import redraw, redraw_mean
 from notebooks.figure_data import figure_data
@@ -23,23 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 STOCHASTIC, NEAREST = ROUNDINGS["stochastic"], ROUNDINGS["nearest"]
 
 
-def plain(readout: str) -> str:
-    """HTML without how it looks."""
-    return re.sub(r' style="[^"]*"', "", readout)
-
-
-@pytest.fixture(scope="module")
-def one(one_thread: None) -> tuple[redraw.Panel, dict, dict]:
-    """A panel, its controls' values and its picture's data: drawing takes most of the time of these tests."""
-    panel = redraw.panel()
-    return panel, panel.values(), figure_data(panel.picture.figure)
-
-
-@pytest.fixture
-def panel(one: tuple[redraw.Panel, dict, dict]) -> redraw.Panel:
-    """The panel, its controls as at the start; the picture is that of the test before."""
-    one[0].hold_drawing(one[1])
-    return one[0]
+one, panel = fixtures(redraw.panel)
 
 
 def test_the_worked_example():
@@ -122,8 +107,7 @@ def test_what_saturates_says_so():
 )
 def test_bad_input_is_told_and_the_picture_stays(control: str, text: str, told: str, panel: redraw.Panel):
     before = panel.picture
-    panel.controls[control].value = text
-    assert told in panel._note.value.replace("&#x27;", "'") and panel.picture is before
+    require_told(panel, control, text, told)
     panel.controls[control].value = "4"
     assert panel._note.value == "" and panel.picture is not before
 

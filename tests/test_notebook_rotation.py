@@ -6,12 +6,13 @@ Oracle: the scalar `numerics.oracle` for transform, scales and codes; closed for
 """
 
 import math
-import re
 
 import pytest
 import torch
 
 pytest.importorskip("ipywidgets")
+from panel_cases import fixtures, plain, require_told
+
 import numerics as nm
 from notebooks import rotation
 from notebooks import rotation_data as data
@@ -22,23 +23,7 @@ from studies.combine_data import WIRES
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def plain(readout: str) -> str:
-    """HTML without how it looks."""
-    return re.sub(r' style="[^"]*"', "", readout)
-
-
-@pytest.fixture(scope="module")
-def one(one_thread: None) -> tuple[rotation.Panel, dict, dict]:
-    """A panel, its controls' values and its picture's data: drawing takes most of the time of these tests."""
-    panel = rotation.panel()
-    return panel, panel.values(), figure_data(panel.picture.figure)
-
-
-@pytest.fixture
-def panel(one: tuple[rotation.Panel, dict, dict]) -> rotation.Panel:
-    """The panel, its controls as at the start; the picture is that of the test before."""
-    one[0].hold_drawing(one[1])
-    return one[0]
+one, panel = fixtures(rotation.panel)
 
 
 def test_a_trip_is_the_oracles():
@@ -129,9 +114,7 @@ def test_the_table_of_formats_rounds():
     ("text", "told"), (("abc", "'abc' is no number"), ("", "is no number"), ("1,5", "is no number"))
 )
 def test_bad_input_is_told_and_the_picture_stays(text: str, told: str, panel: rotation.Panel):
-    before = panel.picture
-    panel.controls["size"].value = text
-    assert told in panel._note.value.replace("&#x27;", "'") and panel.picture is before
+    require_told(panel, "size", text, told)
 
 
 @pytest.mark.parametrize(
