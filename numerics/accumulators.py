@@ -25,8 +25,9 @@ scale is a NaN term.
 What is known, and how: rows marked "vectors" agree with results of the hardware itself, bit for bit; rows marked
 "model" rest on MMA-Sim's published tests alone. Assumed, on no evidence of ours: overflow gives infinity, though the
 rounding is toward zero (published for NVFP4 only); with E8M13 it cannot occur but from an infinite c, as FP8 terms
-vanish beside a c of 2^45 or more. A result of zero is +0, whatever was cut to give it. e_zero matters for results below
-2^-100 only.
+vanish beside a c of 2^45 or more. A result of zero is +0, whatever was cut to give it. e_zero shows only where results are
+below 2^-120. The vectors of mma.sync agree with any two halves of the 32 products; that the halves are those of k % 4 is
+read off the machine code alone.
 
 Sources: [X] Li et al., "Bit-accurate modeling of GPU matrix multiply-accumulate", arXiv 2511.10909v2, Tables 3 to 5 and
 8, and MMA-Sim; [K] Khattak and Mikaitis, arXiv 2512.07004, whose vectors of H100, H200, B200, A100 and L40S the
@@ -129,7 +130,7 @@ _TABLE = (
     ),
     Accumulator(
         "mma_sync_fp8_as_fp16", "mma.sync of FP8 on sm_90, sm_100 and sm_103: two HMMA and an FADD", "halves", _FP8,
-        32, 25, FP32, -133, "vectors: B200 [K]; the machine code that ptxas 13.5 makes of it",
+        32, 25, FP32, -133, "vectors: B200, for two halves [K]; which halves: the code ptxas 13.5 makes",
     ),
 )  # fmt: skip
 

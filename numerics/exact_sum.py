@@ -50,8 +50,7 @@ def exact_product(a: Tensor, b: Tensor, width: int | None = None) -> Tensor:
 def _sliced_product(a: Tensor, b: Tensor, bits: int) -> Tensor:
     """The product from slices of `bits` bits, by rows of `a`, since every pair of slices has a result of its own."""
     if b.ndim == 2:  # leading axes of `a` are rows too
-        out: Tensor = _by_rows(a.flatten(0, -2), b, bits).unflatten(0, a.shape[:-1])
-        return out
+        return _by_rows(a.flatten(0, -2), b, bits).view(*a.shape[:-1], b.shape[0])
     return _by_rows(a, b, bits)
 
 

@@ -22,7 +22,7 @@ def toward_zero(x: Tensor, fraction_bits: int) -> Tensor:
     kept = (x.view(torch.int64) & -(1 << (52 - fraction_bits))).view(torch.float64)
     tiny, unit = x.abs() < 2.0**-126, 2.0 ** (126 + fraction_bits)
     small = whole(torch.where(tiny, x, 0.0) * unit) * (1 / unit)
-    return (torch.where(tiny, small, kept) + 0.0).to(torch.float32)
+    return torch.where(tiny, small, kept).to(torch.float32)
 
 
 def whole(x: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ from .blocks import BlockTensor
 from .exact_sum import block_width, exact_product
 from .matmul_arguments import Operand, Prepared, prepared, varies
 from .sequential import sequential_product
-from .tensor_core import tensor_core_product
+from .tensor_core import one_nan, tensor_core_product
 
 Product = Callable[[Any, Any, Tensor | None], Tensor]
 
@@ -70,14 +70,17 @@ def matmul(
         product follows the gradient of its operands.
 
     Raises:
-        TypeError: operands of another kind, dtypes that are not used as they are. ValueError: contraction lengths that
-        differ, blocks along another axis, groups that do not cover theirs, an unknown accumulator, operands that it
-        does not take, a `c` that does not fit, promotion or splits of a sum without order.
+        TypeError: operands of another kind, not dense or without values, dtypes that are not used
+        as they are. ValueError: contraction lengths that
+        differ, blocks along another axis or, of tensor cores, off the places where they take a scale, groups that do
+        not cover theirs, an unknown accumulator, operands that it does not take, a `c` that does not fit, promotion or
+        splits of a sum without order.
     """
     p = prepared(a, b, accumulator, c, groups, promote, splits)
     with without_autocast(p.a.device.type):
         out = sums(_product(p.row, promote, splits, _width(a, b) if p.row.rule == "exact" else None), p)
-    return out if p.last is None else out + p.last
+    out = out if p.last is None else out + p.last
+    return one_nan(out) if p.row.steps else out
 
 
 def _width(a: Operand, b: Operand) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -45,17 +46,47 @@ def prepared(a: Any, b: Any, accumulator: Any, c: Any, groups: Any, promote: Any
     row = _check(a, b, accumulator, c, groups)
     _check_order(row, promote, splits)
     offsets = _offsets(groups, a, b)
+    if row.steps:
+        _require_grid(a, b, offsets, row)
     shape = _shape(a, b, offsets)
     if c is not None:
         _require_fit(c, shape)
         c = c.to(torch.float32)
     if row.rule != "library":  # roundings have no gradient that means something
-        a, b, c = (x.detach() if isinstance(x, Tensor) else x for x in (a, b, c))
+        a, b, c = (_detached(x) for x in (a, b, c))
     inner_a, outer_a = _operand(a, "a", row)
     inner_b, outer_b = _operand(b, "b", row)
     inside = row.steps and promote is None and splits == 1 and outer_a is None and outer_b is None
     start = c.expand(shape) if inside and c is not None else None
     return Prepared(row, inner_a, inner_b, outer_a, outer_b, offsets, shape, start, None if inside else c)
+
+
+def _detached(x: Any) -> Any:
+    if isinstance(x, BlockTensor):
+        return x if x.outer is None else x.derived(outer=x.outer.detach())
+    return x.detach() if isinstance(x, Tensor) else x
+
+
+def _require_grid(a: Operand, b: Operand, offsets: tuple[int, ...] | None, row: Accumulator) -> None:
+    """Raises ValueError unless the blocks of both operands start where a tensor core takes a scale: at multiples of
+    their length from the start of each contraction."""
+    k = a.shape[-1]
+    cuts = (0, k) if offsets is None or len(b.shape) == 3 else offsets
+    for name, x in (("a", a), ("b", b)):
+        if not isinstance(x, BlockTensor) or x.axis != x.codes.ndim - 1:
+            continue
+        own = x.groups or (0, k)
+        if own != cuts and _starts(own, x.fmt.block) != _starts(cuts, x.fmt.block):
+            raise ValueError(
+                f"{name} has its blocks from offsets {own}, the product contracts from {cuts}: "
+                f"{row.name} takes a scale every {x.fmt.block} products; quantize and multiply with the same groups, "
+                "or use exact, fp32 or library"
+            )
+
+
+def _starts(cuts: tuple[int, ...], block: int) -> set[int]:
+    """Where blocks start."""
+    return {start for i, j in pairwise(cuts) for start in range(i, j, block)}
 
 
 def _shape(a: Operand, b: Operand, offsets: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -89,6 +120,10 @@ def _check(a: Any, b: Any, accumulator: Any, c: Any, groups: Any) -> Accumulator
         if isinstance(x, Tensor) and x.dtype not in _PLAIN and not eight:
             raise TypeError(f"{name} is {x.dtype}: pass float32, float16 or bfloat16, or what nm.quantize returns")
     first, second = (x.codes if isinstance(x, BlockTensor) else x for x in (a, b))
+    for name, x in (("a", first), ("b", second), ("c", c)):
+        if isinstance(x, Tensor) and (x.is_meta or x.layout != torch.strided):
+            kind = "on the meta device, without values" if x.is_meta else f"of layout {x.layout}"
+            raise TypeError(f"{name} is {kind}: pass a dense tensor on a CPU or GPU")
     require_same_device(second, "b", first, "a")
     if c is not None:
         require_tensor(c, "c")

@@ -64,7 +64,13 @@ def tensor_core_product(
         x, y = first.tile(batch, rows), second.tile(batch, columns)
         start = None if c is None else c[batch, rows, columns]
         out[batch, rows, columns] = _summed(x, y, row, start, promote, splits)
-    return out.view(torch.int32).masked_fill_(torch.isnan(out), NAN).view(torch.float32).view(shape)
+    return out.view(shape)
+
+
+def one_nan(x: Tensor) -> Tensor:
+    """float32 values, every NaN the hardware's, in place."""
+    x.view(torch.int32).masked_fill_(torch.isnan(x), NAN)
+    return x
 
 
 def tiles(out: Tensor) -> list[tuple[slice, slice, slice]]:
