@@ -20,14 +20,15 @@ term. "halves" is what mma.sync of FP8 becomes where no such unit exists: of eac
 in FP32. A power-of-two block scale (MX) joins its products' exponents.
 
 NaN among the terms, infinities of both signs and zero times infinity give NaN, 0x7FFFFFFF; one infinity gives it. A NaN
-scale is a NaN term.
+scale is a NaN term. NVFP4's scales have no sign here: models of tensor cores ignore that bit of the byte, "exact",
+"fp32" and "library" decode it.
 
 What is known, and how: rows marked "vectors" agree with results of the hardware itself, bit for bit; rows marked
 "model" rest on MMA-Sim's published tests alone. Assumed, on no evidence of ours: overflow gives infinity, though the
 rounding is toward zero (published for NVFP4 only); with E8M13 it cannot occur but from an infinite c, as FP8 terms
-vanish beside a c of 2^45 or more. A result of zero is +0, whatever was cut to give it. e_zero shows only where results are
-below 2^-120. The vectors of mma.sync agree with any two halves of the 32 products; that the halves are those of k % 4 is
-read off the machine code alone.
+vanish beside a c of 2^45 or more. A result of zero is +0, whatever was cut to give it. e_zero shows only
+where results are below 2^-120. The vectors of mma.sync agree with any two halves of the 32 products; that the halves
+are those of k % 4 is read off the machine code alone.
 
 Sources: [X] Li et al., "Bit-accurate modeling of GPU matrix multiply-accumulate", arXiv 2511.10909v2, Tables 3 to 5 and
 8, and MMA-Sim; [K] Khattak and Mikaitis, arXiv 2512.07004, whose vectors of H100, H200, B200, A100 and L40S the

@@ -118,18 +118,22 @@ def _check(a: Any, b: Any, accumulator: Any, c: Any, groups: Any) -> Accumulator
     for name, x in (("a", a), ("b", b)):
         eight = isinstance(x, Tensor) and x.dtype in FLOAT8 and FLOAT8[x.dtype] in row.operands
         if isinstance(x, Tensor) and x.dtype not in _PLAIN and not eight:
-            raise TypeError(f"{name} is {x.dtype}: pass float32, float16 or bfloat16, or what nm.quantize returns")
+            takers = [r.name for r in ACCUMULATORS.values() if FLOAT8.get(x.dtype) in r.operands]
+            also = f", or use one of {', '.join(takers)}" if takers else ""
+            raise TypeError(
+                f"{name} is {x.dtype}: pass float32, float16 or bfloat16, or what nm.quantize returns{also}"
+            )
     first, second = (x.codes if isinstance(x, BlockTensor) else x for x in (a, b))
-    for name, x in (("a", first), ("b", second), ("c", c)):
-        if isinstance(x, Tensor) and (x.is_meta or x.layout != torch.strided):
-            kind = "on the meta device, without values" if x.is_meta else f"of layout {x.layout}"
-            raise TypeError(f"{name} is {kind}: pass a dense tensor on a CPU or GPU")
     require_same_device(second, "b", first, "a")
     if c is not None:
         require_tensor(c, "c")
         if c.dtype not in _PLAIN:
             raise TypeError(f"c has dtype {c.dtype}: pass float32, float16 or bfloat16")
         require_same_device(c, "c", first, "a")
+    for name, x in (("a", first), ("b", second), ("c", c)):
+        if isinstance(x, Tensor) and (x.is_meta or x.layout != torch.strided):
+            kind = "on the meta device, without values" if x.is_meta else f"of layout {x.layout}"
+            raise TypeError(f"{name} is {kind}: pass a dense tensor on a CPU or GPU")
     return row
 
 

@@ -104,7 +104,6 @@ def _side(t: Terms, row: Accumulator) -> _Side:
         scale = None if scale is None else scale.nan_to_num(nan=0.0)
     if scale is not None:
         scale, exponent = (p[..., :: row.group] for p in (scale, exponent))
-        exponent = torch.where(scale == 0, ZERO, exponent)
         scale = scale.to(torch.float64)
     planes = (value.to(torch.float32 if _narrow(row) else torch.float64), exponent, scale, special)
     return _Side(*(None if p is None else k_first(p) for p in planes))  # type: ignore[arg-type]
