@@ -9,7 +9,9 @@ Blocks run along one axis, from its start (or from the start of each expert grou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import islice, pairwise
 from typing import Any
 
@@ -21,7 +23,7 @@ from .arguments import FLOATS, integer, require_kind, require_row_numbers, requi
 from .block_formats import BlockFormat as BlockFormat
 from .codes import chunks, decode_tensor, step_by_step
 from .formats import E4M3
-from .layout import pack_nibbles
+from .layout import pack_nibbles, unpack_nibbles
 from .outer import FLT_MAX
 from .partition import Partition, check_groups
 
@@ -238,6 +240,11 @@ class BlockTensor:
         """Codes as bytes: two 4-bit codes per byte, the even index in the low nibble; other formats as they are."""
         return pack_nibbles(self.codes) if self.fmt.element.bits == 4 else self.codes
 
+    def stored(self) -> tuple[list[Tensor], Callable[[list[Tensor]], BlockTensor]]:
+        """The tensors to keep of it, codes packed, scales and the outer scale if it has one; what makes it of them."""
+        tensors = [self.packed(), self.scales] + ([] if self.outer is None else [self.outer])
+        return tensors, partial(_restored, self.fmt, self.rule, self.axis, self.groups, self.outer_block)
+
     def rows(self, index: Tensor) -> BlockTensor:
         """The rows `index` (int64) of axis 0: what a dispatch sends. Neither blocks nor tiles may run along it."""
         require_tensor(index, "index", (torch.int64, torch.int32))
@@ -262,6 +269,12 @@ def made(*parts: Any) -> BlockTensor:
     for name, part in zip(_PARTS, parts, strict=True):
         object.__setattr__(q, name, part)
     return q
+
+
+def _restored(fmt: BlockFormat, rule: str, axis: int, groups: Any, run: int | None, kept: list[Tensor]) -> BlockTensor:
+    """See `BlockTensor.stored`."""
+    codes = unpack_nibbles(kept[0]) if fmt.element.bits == 4 else kept[0]
+    return made(codes, kept[1], kept[2] if len(kept) > 2 else None, fmt, rule, axis, groups, run)
 
 
 def _finite(x: Tensor) -> Tensor:

@@ -13,21 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from numerics import BlockTensor
-from numerics.layout import unpack_nibbles
+
+Make = Callable[[list[Tensor]], BlockTensor]
 
 
-def save(ctx: Any, operands: list[Any], tensors: list[Tensor]) -> list[tuple[int, BlockTensor | None]]:
-    """Put every tensor in autograd's hands; returns the operands' descriptions, without their tensors."""
+def save(ctx: Any, operands: list[Any], tensors: list[Tensor]) -> list[tuple[int, Make | None]]:
+    """Put every tensor in autograd's hands; returns for each operand how many they are and what makes it of them."""
     flat: list[Tensor] = []
-    described: list[tuple[int, BlockTensor | None]] = []
+    described: list[tuple[int, Make | None]] = []
     for q in operands:
-        if isinstance(q, BlockTensor):
-            parts = [q.packed(), q.scales] if q.outer is None else [q.packed(), q.scales, q.outer]
-            empty = q.codes.new_empty(0)
-            described.append((len(parts), q.derived(codes=empty, scales=empty, outer=None)))
-        else:
-            parts = [q]
-            described.append((1, None))
+        parts, make = q.stored() if isinstance(q, BlockTensor) else ([q], None)
+        described.append((len(parts), make))
         flat += parts
     ctx.save_for_backward(*flat, *tensors)
     return described
@@ -37,13 +33,9 @@ def restore(ctx: Any) -> tuple[list[Any], list[Tensor]]:
     """The operands and the tensors that `save` was given."""
     saved = list(ctx.saved_tensors)
     operands = []
-    for count, description in ctx.operands:
+    for count, make in ctx.operands:
         parts, saved = saved[:count], saved[count:]
-        if description is None:
-            operands.append(parts[0])
-            continue
-        codes = unpack_nibbles(parts[0]) if description.fmt.element.bits == 4 else parts[0]
-        operands.append(description.derived(codes=codes, scales=parts[1], outer=parts[2] if count == 3 else None))
+        operands.append(parts[0] if make is None else make(parts))
     return operands, saved
 
 
