@@ -113,7 +113,7 @@ def _per_block(one, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _scale_place(row, block, blocks, SWIZZLED: tl.constexpr):
+def scale_place(row, block, blocks, SWIZZLED: tl.constexpr):
     """Where the scale of a block lies: row by row, or in the 128x4 layout of `numerics.layout`."""
     if SWIZZLED:
         tile = (row // 128) * ((blocks + 3) // 4) + block // 4
@@ -173,7 +173,7 @@ def _nvfp4(
             lb = float_of(e2m1_drawn(b, fb) + MAGIC_BITS)
         else:
             la, lb = e2m1_line(a), e2m1_line(b)
-    tl.store(scales + _scale_place(row, place, blocks, SWIZZLED), tl.where(finite, code, 0x7F).to(tl.uint8), mask=inside)
+    tl.store(scales + scale_place(row, place, blocks, SWIZZLED), tl.where(finite, code, 0x7F).to(tl.uint8), mask=inside)
     both = tl.join(nibbles(la, xa, N), nibbles(lb, xb, N))
     both = tl.where(finite[:, None], both, 0x77777777)
     at = row * blocks + place
@@ -193,11 +193,11 @@ def _signed_bits(line, x, scale):
 
 @dataclass(frozen=True, eq=False)
 class Quantized:
-    """Packed codes (R, K / 2), scale codes (R, K / 16) or swizzled, outer scales, and values without them in BF16."""
+    """Codes, 4-bit ones packed (R, K / 2), scale codes (R, blocks) or swizzled, outer scales, and values without them, BF16."""
 
     codes: Tensor
     scales: Tensor
-    outer: Tensor
+    outer: Tensor | None
     values: Tensor | None
 
 
