@@ -10,6 +10,7 @@ from torch import Tensor
 
 from numerics import Random
 from numerics.cache import cached
+from numerics.partition import Partition
 from numerics.swiglu import silu_tables
 
 
@@ -90,3 +91,13 @@ def _numbered(rows: int, offsets: tuple[int, ...] | None, device: str) -> tuple[
     group = torch.repeat_interleave(torch.arange(len(counts), dtype=torch.int32), counts)
     line = torch.arange(rows, dtype=torch.int32) - starts[group.long()]
     return group.to(device), line.to(device)
+
+
+@cached(maxsize=64)
+def block_table(rows: int, block: int, groups: tuple[int, ...] | None, device: str) -> Tensor:
+    """int32 (blocks, 4): first row, number of rows, group, and index in the group, of each block of rows."""
+    p = Partition.of(rows, block, groups)
+    offsets = torch.tensor((0, rows) if groups is None else groups)
+    starts = offsets[:-1][p.group_of] + block * p.index_in_group
+    counts = (offsets[1:][p.group_of] - starts).clamp(max=block)
+    return torch.stack([starts, counts, p.group_of, p.index_in_group], 1).to(torch.int32).to(device)
