@@ -56,7 +56,7 @@ def widen(x):
 
 @triton.jit
 def bf16_bits(x):
-    """Bits (int32, 16 of them) of float32 values rounded to BF16, nearest even; the interpreter's own cast truncates."""
+    """Bits (int32, 16 of them) of float32 values rounded to BF16, nearest even; the interpreter's cast truncates."""
     if INTERPRETED:
         bits = bits_of(x)
         near = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF

@@ -102,9 +102,7 @@ def _mx(
     d = eight(x, factor, table, kept, source, at + 24, width, inside, FACTOR, GLU, KEEP)
     if HADAMARD:
         a, b, c, d = _hadamard(a, b, c, d, signs, N)
-    largest = tl.maximum(
-        tl.maximum(largest_bits(a), largest_bits(b)), tl.maximum(largest_bits(c), largest_bits(d))
-    )
+    largest = tl.maximum(tl.maximum(largest_bits(a), largest_bits(b)), tl.maximum(largest_bits(c), largest_bits(d)))
     finite = largest < INFINITY_BITS
     scale = rceil_scale(float_of(tl.where(finite, largest, 0)), ELEMENT)
     inverse = power_reciprocal(scale)[:, None]

@@ -69,7 +69,7 @@ def sixteen(
 
 @triton.jit
 def _candidate(xa, xb, amax, outer, LARGEST: tl.constexpr, N: tl.constexpr, DIVIDE: tl.constexpr):
-    """Four-over-six: scale code and value, element values and squared error with the block maximum mapped to LARGEST."""
+    """Four-over-six: scale code, element values and squared error with the block maximum mapped to LARGEST."""
     code, scale = e4m3_scale(tl.div_rn(amax, outer * LARGEST))
     step = scale * outer
     inverse = tl.where(step == 0, 0.0, tl.div_rn(1.0, tl.where(step == 0, 1.0, step)))
@@ -193,7 +193,7 @@ def _signed_bits(line, x, scale):
 
 @dataclass(frozen=True, eq=False)
 class Quantized:
-    """Codes, 4-bit ones packed (R, K / 2), scale codes (R, blocks) or swizzled, outer scales, and values without them, BF16."""
+    """Codes, 4-bit ones packed (R, K / 2), scale codes (R, blocks) or swizzled, outer scales, and values without them."""
 
     codes: Tensor
     scales: Tensor
