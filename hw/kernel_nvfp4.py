@@ -193,7 +193,7 @@ def _signed_bits(line, x, scale):
 
 @dataclass(frozen=True, eq=False)
 class Quantized:
-    """Codes, 4-bit ones packed (R, K / 2), scale codes (R, blocks) or swizzled, outer scales, and values without them."""
+    """Codes, 4-bit ones packed (R, K / 2); scale codes (R, blocks) or swizzled; outer scales; values without them."""
 
     codes: Tensor
     scales: Tensor
