@@ -1,10 +1,11 @@
 """The combine as one Triton kernel: decode the experts' rows of each token, weight and add them, invert the Hadamard.
 
-    out[t] = bf16(S H sum_k weights[t, k] * decoded[slots[t, k]])        decoded = min(code value * block scale, FLT_MAX)
+    out[t] = bf16(S H sum_k weights[t, k] * decoded[slots[t, k]] / sqrt(32))        decoded = code value * block scale
 
-FP32: the product is rounded, terms are added in the order of k, then comes the butterfly with its factor, then the
-signs, then one rounding to BF16. Payloads are S2F6 or E4M3 codes in blocks of 32 under E8M0 scales, or plain BF16 or
-FP32 rows. The bits are those of `numerics.ops.aggregate`; any NaN stands for any other.
+FP32: decoded values saturate at FLT_MAX, the product is rounded, terms are added in the order of k, then comes the
+butterfly with its factor, then the signs, then one rounding to BF16. Payloads are S2F6 or E4M3 codes in blocks of 32
+under E8M0 scales, or plain BF16 or FP32 rows. The bits are those of `numerics.ops.aggregate`; any NaN stands for any
+other.
 
 One thread holds a block of 32 in four pieces of eight, so that sums and butterfly need no other thread; the decoded
 rows never reach memory.
@@ -38,18 +39,23 @@ def _e4m3_signed_value(code):
 
 
 @triton.jit
+def _s2f6_units(code):
+    """float32 of S2F6 codes, uint8, in 64ths: the low bits of a number 2^23 + 128 + code, without a conversion."""
+    return float_of((code.to(tl.int32) ^ 0x80) | 0x4B000000) - 8388736.0
+
+
+@triton.jit
 def _decoded(row, column, width, inside, step, ELEMENT: tl.constexpr, P: tl.constexpr):
     """Piece P of blocks whose rows start at the pointers `row`, float32 (N, 8). step: their scales; of S2F6 / 64."""
     at = row[:, None] + (column[:, None] + (P * 8 + tl.arange(0, 8))[None, :])
     mask = column_mask(inside, column, width, P)
     if ELEMENT == PLAIN:
         return widen(tl.load(at, mask=mask, other=0.0))
-    code = tl.load(at, mask=mask, other=0)
-    if ELEMENT == S2F6:  # reaches FLT_MAX on the negative side alone, as -2 * 2^127
-        x = code.to(tl.int8, bitcast=True).to(tl.float32) * step[:, None]
+    elif ELEMENT == S2F6:  # reaches FLT_MAX on the negative side alone, as -2 * 2^127
+        x = _s2f6_units(tl.load(at, mask=mask, other=0)) * step[:, None]
         return tl.maximum(x, -FLT_MAX, propagate_nan=tl.PropagateNan.ALL)
     else:
-        x = _e4m3_signed_value(code) * step[:, None]
+        x = _e4m3_signed_value(tl.load(at, mask=mask, other=0)) * step[:, None]
         x = tl.minimum(x, FLT_MAX, propagate_nan=tl.PropagateNan.ALL)
         return tl.maximum(x, -FLT_MAX, propagate_nan=tl.PropagateNan.ALL)
 
