@@ -79,6 +79,6 @@ def permute(index: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
     ]
     _permute[(sum(tiles),)](
         index.contiguous(), *sources, *targets, len(index), *widths, tiles[0], tiles[0] + tiles[1],
-        *high, *wide, num_warps=4,
+        *high, *wide, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return outs

@@ -82,6 +82,13 @@ def test_every_code_under_scales_at_the_ends(fmt: nm.BlockFormat, device: torch.
         check(payload, slots, None if weight is None else torch.full((9, 1), weight), None, device)
 
 
+def test_the_rounding_to_bf16(device: torch.device) -> None:
+    """Every BF16 pattern with bits behind it on either side of a tie, NaN whose bits would carry over among them."""
+    behind = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int32)
+    bits = (torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32) << 16)[:, None] | behind
+    check(bits.view(torch.float32).view(96, 4096), torch.arange(96)[:, None], None, None, device)
+
+
 def test_the_order_of_experts_is_that_of_the_sum(device: torch.device) -> None:
     x = data("normal", 4, 64)
     payload = torch.cat([x, 2.0**-20 * data("normal", 4, 64, seed=1), -x, data("tails", 4, 64, seed=2)])

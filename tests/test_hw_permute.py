@@ -3,6 +3,7 @@
 Contract: `hw.kernel_permute.permute` gives `index_select(0, index)` of every tensor, byte for byte. Oracle: torch.
 """
 
+import numpy as np
 import pytest
 import torch
 from kernel_cases import data
@@ -13,7 +14,7 @@ import numerics as nm
 
 pytest.importorskip("triton", reason="not run: triton is not installed (fourbit[hw])")
 
-from hw.kernel_permute import permute
+from hw.kernel_permute import _words, permute
 
 INDEX = torch.tensor([4, 0, 4, 5, 6, 1, 3])
 
@@ -62,6 +63,14 @@ def test_starts_that_are_no_words_and_strides(device: torch.device) -> None:
     for x in (base[1:57].view(7, 8), base[4:60].view(7, 8), halves[1:29].view(7, 4), base[:56].view(8, 7).mT):
         (found,) = permute(INDEX.to(device), x)
         assert torch.equal(found.view(torch.uint8), x.index_select(0, INDEX.to(device)).view(torch.uint8))
+
+
+def test_words_start_where_words_may() -> None:
+    """Memory that torch did not allocate may start anywhere."""
+    foreign = torch.from_numpy(np.arange(57, dtype=np.uint8)[1:]).view(7, 8)
+    assert foreign.storage_offset() == 0 and foreign.data_ptr() % 4
+    for x, dtype in ((foreign, torch.uint8), (foreign.clone(), torch.int32), (foreign[:, :6].clone(), torch.uint8)):
+        assert {t.dtype for t in _words(torch.empty_like(x), x)} == {dtype}
 
 
 def test_errors(device: torch.device) -> None:
