@@ -20,7 +20,7 @@ import numerics as nm
 
 from .device import require_launch
 from .kernel_casts import E4M3, FLT_MAX, INTERPRETED, S2F6, TWO_120, bits_of, float_of, widen
-from .kernel_pieces import column_mask, e8m0_value, hadamard32, sign_piece, tiling, to_bf16_bits
+from .kernel_blocks32 import column_mask, e8m0_value, hadamard32, sign_piece, tiling, to_bf16_bits
 
 SIZE = 32  # of the Hadamard transform
 PLAIN = tl.constexpr(3)  # beside S2F6 and E4M3: no codes

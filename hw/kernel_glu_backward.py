@@ -16,7 +16,7 @@ from numerics.swiglu import silu_tables
 
 from .device import require_launch
 from .kernel_casts import float_of
-from .kernel_pieces import to_bf16_bits
+from .kernel_blocks32 import to_bf16_bits
 
 TILE = 1024  # values of dh that a program has
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .device import require_launch
 from .kernel_casts import widen
-from .kernel_pieces import column_mask, hadamard32, sign_piece, tiling
+from .kernel_blocks32 import column_mask, hadamard32, sign_piece, tiling
 
 SIZE = 32  # of the Hadamard transform
 
