@@ -19,8 +19,9 @@ from torch import Tensor
 import numerics as nm
 
 from .device import require_launch
-from .kernel_casts import E4M3, FLT_MAX, INTERPRETED, S2F6, TWO_120, bits_of, float_of, widen
-from .kernel_blocks32 import column_mask, e8m0_value, hadamard32, sign_piece, tiling, to_bf16_bits
+from .kernel_blocks32 import column_mask, hadamard32, sign_piece, tiling
+from .kernel_casts import E4M3, FLT_MAX, INTERPRETED, S2F6, bf16_bits, e4m3_decoded, e8m0_value, float_of, widen
+from .launches import launch
 
 SIZE = 32  # of the Hadamard transform
 PLAIN = tl.constexpr(3)  # beside S2F6 and E4M3: no codes
@@ -31,9 +32,7 @@ _ELEMENTS = {nm.S2F6: S2F6.value, nm.E4M3: E4M3.value}
 def _e4m3_signed_value(code):
     """float32 of E4M3 codes, uint8: by the instruction where there is one."""
     if INTERPRETED:
-        bits = code.to(tl.int32)
-        size = bits_of(float_of((bits & 0x7F) << 20) * TWO_120)
-        return float_of(tl.where((bits & 0x7F) == 0x7F, 0x7FC00000, size | ((bits & 0x80) << 24)))
+        return e4m3_decoded(code.to(tl.int32))
     else:
         return code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
 
@@ -64,7 +63,7 @@ def _decoded(row, column, width, inside, step, ELEMENT: tl.constexpr, P: tl.cons
 def _store(out, x, column, width, inside, P: tl.constexpr):
     """Piece P as BF16 patterns, at the pointers `out` of the rows."""
     at = out[:, None] + (column[:, None] + (P * 8 + tl.arange(0, 8))[None, :])
-    tl.store(at, to_bf16_bits(x), mask=column_mask(inside, column, width, P))
+    tl.store(at, bf16_bits(x).to(tl.int16), mask=column_mask(inside, column, width, P))
 
 
 @triton.jit
@@ -142,7 +141,8 @@ def aggregate(
     blocks, rows, wide, parts = tiling(width, 32)
     payload, slots = payload.contiguous(), slots.contiguous()
     # a part that is absent is never read: any pointer stands for it
-    _aggregate[(triton.cdiv(tokens, rows), parts)](
+    launch(
+        _aggregate, (triton.cdiv(tokens, rows), parts),
         payload,
         payload if scales is None else scales.contiguous(),
         slots,
@@ -151,6 +151,5 @@ def aggregate(
         out.view(torch.int16), tokens, width, blocks,
         K=top, ELEMENT=PLAIN.value if element is None else _ELEMENTS[element],
         WEIGHTED=weights is not None, ROTATED=signs is not None, ROWS=rows, WIDTH=wide,
-        num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return out

@@ -1,18 +1,16 @@
 """A block of 32 values held by one thread in four pieces of eight, as Triton device functions of tensors (N, 8).
 
     hadamard32      butterfly of strides 1, 2, 4 inside the pieces, 8 and 16 between them, times fl(32^-1/2)
-    to_bf16_bits    BF16 patterns, rounded once to nearest even, by integers: Triton's interpreter truncates this cast
-    e8m0_value      2^(code - 127)
     column_mask     where a piece lies inside of the rows
 
-The bits are those of `numerics.hadamard`, of torch's casts and of `numerics.decode`. A program holds ROWS rows of WIDTH
+The bits are those of `numerics.hadamard`. A program holds ROWS rows of WIDTH
 blocks, N = ROWS WIDTH: `tiling` says how many.
 """
 
 import triton
 import triton.language as tl
 
-from .kernel_casts import INFINITY_BITS, bits_of, float_of, three_stages
+from .kernel_casts import three_stages
 
 BLOCK = 32
 BLOCKS = 128  # of a program: one for each thread of four warps
@@ -32,20 +30,6 @@ def hadamard32(a, b, c, d, N: tl.constexpr):
 def sign_piece(signs, P: tl.constexpr):
     """Signs (1, 8) of piece P of a block, from float32 (32,)."""
     return tl.load(signs + P * 8 + tl.arange(0, 8))[None, :]
-
-
-@triton.jit
-def to_bf16_bits(x):
-    """int16 patterns of float32 values in BF16, nearest even. NaN becomes 0x7FFF, as from the GPU's instruction."""
-    bits = bits_of(x)
-    near = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return tl.where((bits & 0x7FFFFFFF) > INFINITY_BITS, 0x7FFF, near).to(tl.int16)
-
-
-@triton.jit
-def e8m0_value(code):
-    """float32 of E8M0 codes (int32): 0 is the subnormal 2^-127, 255 is NaN."""
-    return float_of(tl.where(code == 255, 0x7FC00000, tl.maximum(code << 23, 0x00400000)))
 
 
 @triton.jit

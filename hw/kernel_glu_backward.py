@@ -15,8 +15,8 @@ from torch import Tensor
 from numerics.swiglu import silu_tables
 
 from .device import require_launch
-from .kernel_casts import float_of
-from .kernel_blocks32 import to_bf16_bits
+from .kernel_casts import bf16_bits, float_of
+from .launches import launch
 
 TILE = 1024  # values of dh that a program has
 
@@ -39,8 +39,8 @@ def _glu_backward(dh, gate_up, silu, slope, out, rows, width, ROWS: tl.constexpr
     g = tl.load(dh + row * width + column, mask=inside, other=0.0)
     d_gate = (g * up) * tl.load(slope + pattern)
     d_up = g * _widened(tl.load(silu + pattern))
-    tl.store(out + at, to_bf16_bits(d_gate), mask=inside)
-    tl.store(out + at + width, to_bf16_bits(d_up), mask=inside)
+    tl.store(out + at, bf16_bits(d_gate).to(tl.int16), mask=inside)
+    tl.store(out + at + width, bf16_bits(d_up).to(tl.int16), mask=inside)
 
 
 def glu_backward(dh: Tensor, gate_up: Tensor) -> Tensor:
@@ -58,8 +58,9 @@ def glu_backward(dh: Tensor, gate_up: Tensor) -> Tensor:
         return out
     silu, slope = silu_tables(str(dh.device))
     wide = min(triton.next_power_of_2(width), TILE)
-    _glu_backward[(triton.cdiv(rows, TILE // wide), triton.cdiv(width, wide))](
+    launch(
+        _glu_backward, (triton.cdiv(rows, TILE // wide), triton.cdiv(width, wide)),
         dh.contiguous(), gate_up.contiguous().view(torch.int16), silu.view(torch.int16), slope, out.view(torch.int16),
-        rows, width, ROWS=TILE // wide, WIDTH=wide, num_warps=4, enable_fp_fusion=False,
+        rows, width, ROWS=TILE // wide, WIDTH=wide,
     )  # fmt: skip
     return out

@@ -17,6 +17,7 @@ from torch import Tensor
 from numerics.layout import padded_scales
 
 from .device import require_launch
+from .kernel_blocks32 import hadamard32, sign_piece
 from .kernel_casts import (
     E2M1,
     E4M3,
@@ -34,7 +35,6 @@ from .kernel_casts import (
     power_reciprocal,
     rceil_scale,
     s2f6_signed,
-    three_stages,
 )
 from .kernel_nvfp4 import Quantized, largest_bits, scale_place
 from .kernel_pieces import drawn_fields, eight
@@ -64,19 +64,6 @@ def _piece(y, field, finite, ELEMENT: tl.constexpr, DRAWN: tl.constexpr, N: tl.c
 
 
 @triton.jit
-def _hadamard(a, b, c, d, signs, N: tl.constexpr):
-    i = tl.arange(0, 8)
-    a = three_stages(a * tl.load(signs + i)[None, :], N)
-    b = three_stages(b * tl.load(signs + 8 + i)[None, :], N)
-    c = three_stages(c * tl.load(signs + 16 + i)[None, :], N)
-    d = three_stages(d * tl.load(signs + 24 + i)[None, :], N)
-    a, b, c, d = a + b, a - b, c + d, c - d
-    a, b, c, d = a + c, b + d, a - c, b - d
-    f: tl.constexpr = 0.1767766922712326  # fl(32^-1/2)
-    return a * f, b * f, c * f, d * f
-
-
-@triton.jit
 def _side_by_side(a, b):
     """Two (N, 2) as (N, 4)."""
     return tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), (a.shape[0], 4))
@@ -101,7 +88,9 @@ def _mx(
     c = eight(x, factor, table, kept, source, at + 16, width, inside, FACTOR, GLU, KEEP)
     d = eight(x, factor, table, kept, source, at + 24, width, inside, FACTOR, GLU, KEEP)
     if HADAMARD:
-        a, b, c, d = _hadamard(a, b, c, d, signs, N)
+        a, b = a * sign_piece(signs, 0), b * sign_piece(signs, 1)
+        c, d = c * sign_piece(signs, 2), d * sign_piece(signs, 3)
+        a, b, c, d = hadamard32(a, b, c, d, N)
     largest = tl.maximum(tl.maximum(largest_bits(a), largest_bits(b)), tl.maximum(largest_bits(c), largest_bits(d)))
     finite = largest < INFINITY_BITS
     scale = rceil_scale(float_of(tl.where(finite, largest, 0)), ELEMENT)

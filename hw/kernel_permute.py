@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .device import require_launch
+from .launches import launch
 
 MOST = 3
 TILE = 1024  # words of a program
@@ -77,8 +78,9 @@ def permute(index: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
     tiles = [
         triton.cdiv(len(index), high[i]) * triton.cdiv(widths[i], wide[i]) if i < present else 0 for i in range(MOST)
     ]
-    _permute[(sum(tiles),)](
+    launch(
+        _permute, (sum(tiles),),
         index.contiguous(), *sources, *targets, len(index), *widths, tiles[0], tiles[0] + tiles[1],
-        *high, *wide, num_warps=4, enable_fp_fusion=False,
+        *high, *wide,
     )  # fmt: skip
     return outs

@@ -12,8 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .device import require_launch
-from .kernel_casts import widen
 from .kernel_blocks32 import column_mask, hadamard32, sign_piece, tiling
+from .kernel_casts import widen
+from .launches import launch
 
 SIZE = 32  # of the Hadamard transform
 
@@ -73,10 +74,11 @@ def router_gradient(g: Tensor, decoded: Tensor, slots: Tensor, signs: Tensor | N
     out = torch.zeros(tokens, top, parts, dtype=torch.float32, device=g.device)
     if tokens and width:
         g, slots = g.contiguous(), slots.contiguous()
-        _router[(triton.cdiv(tokens, rows), parts)](
+        launch(
+            _router, (triton.cdiv(tokens, rows), parts),
             g, decoded.contiguous(), slots,
             slots if signs is None else signs.to(g.device, torch.float32).contiguous(),  # not read without signs
             out, tokens, width, blocks, parts,
-            K=top, ROTATED=signs is not None, ROWS=rows, WIDTH=wide, num_warps=4, enable_fp_fusion=False,
+            K=top, ROTATED=signs is not None, ROWS=rows, WIDTH=wide,
         )  # fmt: skip
     return out.squeeze(-1) if parts == 1 else out.sum(-1)
