@@ -96,10 +96,10 @@ def _tokens(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = column < width
     largest = tl.zeros((COLUMNS,), tl.int32)
-    for j in range(8):
+    for quarter in range(8):
         for i in tl.static_range(4):
-            row = j * 4 + i
-            y = _row(x, scales_in, outers, factors, first + row, width, row < count, SOURCE, OUTER, FACTOR, COLUMNS)
+            place = quarter * 4 + i
+            y = _row(x, scales_in, outers, factors, first + place, width, place < count, SOURCE, OUTER, FACTOR, COLUMNS)
             largest = tl.maximum(largest, bits_of(y) & 0x7FFFFFFF)
     finite_block = largest < INFINITY_BITS
     scale = rceil_scale(float_of(tl.where(finite_block, largest, 0)), E4M3)

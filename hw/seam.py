@@ -30,7 +30,11 @@ from numerics import ops
 from .device import triton_absent
 
 # operation -> "module:function" of this folder, by kind of kernel; what is added here is judged from then on
-KERNELS: dict[str, dict[str, str]] = {"triton": {}, "blackwell": {}}
+_TRITON = (
+    "quantize_tokens", "gate_up_glu", "down_to_wire", "aggregate", "router_gradient", "grad_to_wire", "row_scale",
+    "requantize_transpose", "grad_products", "glu_backward",
+)  # fmt: skip
+KERNELS: dict[str, dict[str, str]] = {"triton": {name: f"ops:{name}" for name in _TRITON}, "blackwell": {}}
 _KIND = {"triton": "Triton", "blackwell": "Blackwell"}
 _CHOICES = "use emulated, triton, blackwell, an importable module such as mykernels.ops, or the path of a .py file"
 

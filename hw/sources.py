@@ -11,7 +11,7 @@ from torch import Tensor
 from numerics import Random
 from numerics.cache import cached
 from numerics.partition import Partition
-from numerics.swiglu import silu_tables
+from numerics.swiglu import silu_tables, swiglu
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +37,18 @@ class Source:
     @property
     def width(self) -> int:
         return self.x.shape[1] // 2 if self.glu else self.x.shape[1]
+
+    def tensor(self) -> Tensor:
+        """The rows themselves, by torch: for kernels that take nothing else."""
+        x = self.x if self.index is None else self.x.index_select(0, self.index)
+        if self.factor is not None:
+            x = x.to(torch.float32) * self.factor[:, None]
+        if self.glu:
+            x = x.to(torch.bfloat16)
+            if self.kept is not None:
+                self.kept.copy_(x)
+            x = swiglu(*x.chunk(2, dim=-1))
+        return x.contiguous()
 
     @property
     def arguments(self) -> tuple[Tensor, ...]:

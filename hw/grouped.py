@@ -1,0 +1,136 @@
+"""Products of decoded operands: codes once to BF16, which holds them exactly, then the library's BF16 product in FP32.
+
+On a CUDA device each expert's product is one of cuBLAS, whose sums are those of the tensor cores; products are exact,
+so that only their order differs from the emulation's. Where BF16 does not hold a value (E4M3 under E8M0 scales at the
+ends of float32's range), and in Triton's interpreter, operands are decoded to FP32 and multiplied in FP32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from numerics import BlockTensor
+from numerics.cache import cached
+from numerics.ops import Operand
+from numerics.partition import Partition
+
+from .casts import refuse, require_known
+from .kernel_decode import decode
+from .kernel_decode_nvfp4 import decode_nvfp4
+from .packed import PackedTensor, packed_bytes
+
+
+def decoded(
+    q: BlockTensor, narrow: bool = False, outer: Tensor | None = None, factor: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Values of a BlockTensor, FP32 or BF16, times float32 (R,) or nothing, and `decode`'s flag if it may be set."""
+    require_known(q.fmt)
+    e, s = q.fmt.element.name, q.fmt.scale
+    plain_rows = q.axis == len(q.shape) - 1
+    whole = q.shape[-1] % 16 == 0 and q.fmt.tile == 1
+    if e == "E2M1" and q.fmt.block == 16 and narrow and plain_rows and whole and outer is None and factor is None:
+        if isinstance(q, PackedTensor) and q.exact is not None:
+            return q.exact.view(q.shape), None
+        flat = packed_bytes(q).reshape(-1, q.shape[-1] // 2)
+        return decode_nvfp4(flat, q.scales.reshape(len(flat), -1).contiguous()).view(q.shape), None
+    rows, columns = q.shape[:-1].numel(), q.scales.shape[-1]
+    table = _lines(tuple(q.shape), q.axis, q.fmt.block, q.fmt.tile, q.groups, str(q.scales.device))
+    across = q.fmt.block if q.axis == len(q.shape) - 1 else q.fmt.tile
+    codes = q.codes.reshape(rows, q.shape[-1]).contiguous()
+    out, flag = decode(codes, q.scales.reshape(-1, columns).contiguous(), table, e, across, outer, factor, narrow)
+    assert s is not None
+    return out.view(q.shape), flag if s.name == "E8M0" and narrow else None
+
+
+@cached(maxsize=64)
+def _lines(
+    shape: tuple[int, ...], axis: int, block: int, tile: int, groups: tuple[int, ...] | None, device: str
+) -> Tensor:
+    """int32 (rows,): which line of scales each row of codes has, both counted through all leading axes."""
+    length = shape[-2] if len(shape) > 1 else 1
+    along = axis == len(shape) - 2
+    step, cuts = (block, groups) if along else (tile, None)
+    own = Partition.of(length, step, cuts)
+    matrices = int(torch.tensor(shape[:-2]).prod()) if len(shape) > 2 else 1
+    lines = torch.arange(matrices)[:, None] * own.blocks + own.block_of[None, :]
+    return lines.flatten().to(torch.int32).to(device)
+
+
+def pair(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
+    """Both operands' values without outer scales, both BF16 or, where that would not be exact, both FP32."""
+    device = a.device if isinstance(a, Tensor) else a.scales.device
+    if device.type == "cuda" and all(isinstance(x, BlockTensor) or x.dtype == torch.bfloat16 for x in (a, b)):
+        found = [(x, None) if isinstance(x, Tensor) else decoded(x, narrow=True) for x in (a, b)]
+        flags = [flag for _, flag in found if flag is not None]
+        if not flags or not int(torch.cat(flags).amax()):
+            return found[0][0], found[1][0]
+    first, second = (x.to(torch.float32) if isinstance(x, Tensor) else decoded(x)[0] for x in (a, b))
+    return first, second
+
+
+@contextmanager
+def _full_sums() -> Iterator[None]:
+    """FP32 products in FP32, and sums of BF16 products in FP32 throughout."""
+    matmul = torch.backends.cuda.matmul
+    before = torch.get_float32_matmul_precision(), matmul.allow_bf16_reduced_precision_reduction
+    torch.set_float32_matmul_precision("highest")
+    matmul.allow_bf16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        matmul.allow_bf16_reduced_precision_reduction = before[1]
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """a @ b into a float32 matrix."""
+    if a.shape[1] == 0:
+        out.zero_()
+    elif out.numel():
+        if a.dtype == torch.bfloat16:
+            torch.mm(a, b, out_dtype=torch.float32, out=out)
+        else:
+            torch.mm(a, b, out=out)
+
+
+def rows_by_experts(a: Tensor, b: Tensor, groups: tuple[int, ...]) -> Tensor:
+    """float32 (R, N): rows (R, K) of each group times their expert's b (E, N, K), transposed; b may be a view."""
+    out = torch.empty(len(a), b.shape[1], dtype=torch.float32, device=a.device)
+    with _full_sums():
+        for e, (i, j) in enumerate(pairwise(groups)):
+            _product(a[i:j], b[e].T, out[i:j])
+    return out
+
+
+def columns_by_experts(a: Tensor, b: Tensor, groups: tuple[int, ...]) -> Tensor:
+    """float32 (E, N, K): of each group a[i:j].T @ b[i:j], a (R, N), b (R, K); zeros of an empty group."""
+    out = torch.empty(len(groups) - 1, a.shape[1], b.shape[1], dtype=torch.float32, device=a.device)
+    with _full_sums():
+        for e, (i, j) in enumerate(pairwise(groups)):
+            _product(a[i:j].T, b[i:j], out[e])
+    return out
+
+
+def row_factors(a: Operand, b: Operand, groups: tuple[int, ...]) -> Tensor | None:
+    """float32 (R,): fl(outer of the row * outer of its expert), or what there is of them."""
+    first = a.outer if isinstance(a, BlockTensor) else None
+    second = b.outer if isinstance(b, BlockTensor) else None
+    rows = groups[-1]
+    if first is not None:
+        if first.shape[-1] != 1:
+            raise refuse("products of outer scales that vary along the contraction")
+        first = first.expand(rows, 1).flatten()
+    if second is not None:
+        if second.shape[-2:] != (1, 1):
+            raise refuse("products of a weight's outer scales by rows")
+        second = second.flatten()
+        counts = torch.tensor([j - i for i, j in pairwise(groups)], device=second.device)
+        second = second.expand(len(counts)).repeat_interleave(counts, output_size=rows)
+    if first is None or second is None:
+        return first if second is None else second
+    return first * second

@@ -1,0 +1,72 @@
+"""NVFP4 in tiles of 16 x 16: one E4M3 scale a tile, so that a weight and its transpose have the same codes.
+
+A program takes one tile, of which rows and columns beyond the matrix are zeros. The outer scale is given by matrix. The
+bits are those of `numerics.quantize` in NVFP4_2D along either axis.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .device import require_launch
+from .kernel_casts import FLT_MAX, INFINITY_BITS, MAGIC_BITS, bits_of, e2m1_line, e4m3_scale, float_of, widen
+from .launches import launch
+
+
+@triton.jit
+def _tile(x, rows, width):
+    """float32 (16, 16) of this program, where it lies, and which of it is inside."""
+    row, column = tl.program_id(0) * 16 + tl.arange(0, 16), tl.program_id(1) * 16 + tl.arange(0, 16)
+    at = (tl.program_id(2).to(tl.int64) * rows + row)[:, None] * width + column[None, :]
+    mask = (row < rows)[:, None] & (column < width)[None, :]
+    return widen(tl.load(x + at, mask=mask, other=0.0)), at, mask
+
+
+@triton.jit
+def _tiles(x, largest, encodes, codes, scales, rows, width, MEASURE: tl.constexpr):
+    """Tile (program_id(0), program_id(1)) of matrix program_id(2). MEASURE: only its maximum, as bits, to `largest`."""
+    y, at, mask = _tile(x, rows, width)
+    bits = tl.max(tl.max(bits_of(y) & 0x7FFFFFFF, 1), 0)
+    finite = bits < INFINITY_BITS
+    bits = tl.where(finite, bits, 0)
+    if MEASURE:
+        tl.atomic_max(largest + tl.program_id(2), bits)
+    else:
+        encode = tl.load(encodes + tl.program_id(2))
+        code, scale = e4m3_scale(float_of(bits) * (encode * 0.1666666716337204))  # fl(1 / 6)
+        step = scale * tl.div_rn(1.0, encode)
+        factor = tl.where(step == 0, FLT_MAX, tl.minimum(tl.div_rn(1.0, tl.where(step == 0, 1.0, step)), FLT_MAX))
+        place = (tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)) * tl.num_programs(1) + tl.program_id(1)
+        tl.store(scales + place, tl.where(finite, code, 0x7F).to(tl.uint8))
+        line = bits_of(e2m1_line(tl.abs(y) * factor)) - MAGIC_BITS
+        code = tl.where(finite, line | ((bits_of(y) >> 28) & 8), 7)
+        tl.store(codes + at, code.to(tl.uint8), mask=mask)
+
+
+def tile_amax(x: Tensor) -> Tensor:
+    """float32 (E,): the largest maximum of a finite tile of each matrix of x (E, R, K), FP32 or BF16, contiguous."""
+    require_launch(_tiles, x, "x")
+    largest = torch.zeros(len(x), dtype=torch.int32, device=x.device)
+    if x.numel():
+        launch(_tiles, _grid(x), x, largest, x, x, x, *x.shape[1:], MEASURE=True, num_warps=1)
+    return largest.view(torch.float32)
+
+
+def tiles(x: Tensor, encode: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes (E, R, K), one a byte, and scales (E, ceil(R / 16), ceil(K / 16)) of x (E, R, K), FP32 or BF16, contiguous.
+
+    Args: encode: float32 (E,), encode scales. Raises: ValueError where the kernel cannot run.
+    """
+    require_launch(_tiles, x, "x")
+    codes = x.new_empty(x.shape, dtype=torch.uint8)
+    scales = x.new_empty(len(x), triton.cdiv(x.shape[1], 16), triton.cdiv(x.shape[2], 16), dtype=torch.uint8)
+    if x.numel():
+        launch(_tiles, _grid(x), x, x, encode, codes, scales, *x.shape[1:], MEASURE=False, num_warps=1)
+    return codes, scales
+
+
+def _grid(x: Tensor) -> tuple[int, int, int]:
+    return triton.cdiv(x.shape[1], 16), triton.cdiv(x.shape[2], 16), len(x)

@@ -1,0 +1,136 @@
+"""NVFP4 along tokens: blocks of 16 rows of one expert, after a Hadamard-16 along them or not, under a tensor's scale.
+
+A thread holds whole columns of a block in two pieces of eight rows. The outer scale comes from the largest block
+maximum, which a pass before finds with the same code; a transformed group is filled up with zero rows, which are stored
+then. The bits are those of `numerics.quantize` by rule `nvfp4`, of `numerics.hadamard` before it.
+
+Random words: counter (c0, c1 + expert, column, block within the expert), see `numerics.partition`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from numerics import Random
+from numerics.outer import outer_scale
+
+from .device import require_launch
+from .kernel_casts import (
+    FLT_MAX,
+    INFINITY_BITS,
+    MAGIC_BITS,
+    bits_of,
+    e2m1_drawn,
+    e2m1_line,
+    e4m3_scale,
+    float_of,
+    three_stages,
+    widen,
+)
+from .kernel_nvfp4 import largest_bits
+from .kernel_pieces import drawn_fields
+from .launches import launch
+from .sources import block_table, key_words
+
+
+@triton.jit
+def _eight_rows(x, first, start, count, column, width, COLUMNS: tl.constexpr):
+    """float32 (COLUMNS, 8): rows `start` to `start` + 7 of a block of `count`."""
+    i = start + tl.arange(0, 8)
+    mask = (column < width)[:, None] & (i < count)[None, :]
+    return widen(tl.load(x + (first + i)[None, :] * width + column[:, None], mask=mask, other=0.0))
+
+
+@triton.jit
+def _codes(y, field, finite, DRAWN: tl.constexpr):
+    """E2M1 codes of scaled values (COLUMNS, 8)."""
+    if DRAWN:
+        code = e2m1_drawn(tl.abs(y), field)
+    else:
+        code = bits_of(e2m1_line(tl.abs(y))) - MAGIC_BITS
+    return tl.where(finite[:, None], code | ((bits_of(y) >> 28) & 8), 7).to(tl.uint8)
+
+
+@triton.jit
+def _tokens_nvfp4(
+    x, table, signs, largest, encodes, key, codes, scales, width,
+    HADAMARD: tl.constexpr, DRAWN: tl.constexpr, MEASURE: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Block program_id(0), columns of program_id(1). MEASURE: only the largest block maximum, as bits, to `largest`."""
+    block = tl.program_id(0)
+    first, count = tl.load(table + 6 * block).to(tl.int64), tl.load(table + 6 * block + 1)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    a = _eight_rows(x, first, 0, count, column, width, COLUMNS)
+    b = _eight_rows(x, first, 8, count, column, width, COLUMNS)
+    if HADAMARD:
+        i = tl.arange(0, 8)
+        a = three_stages(a * tl.load(signs + i)[None, :], COLUMNS)
+        b = three_stages(b * tl.load(signs + 8 + i)[None, :], COLUMNS)
+        a, b = (a + b) * 0.25, (a - b) * 0.25
+    bits = tl.maximum(largest_bits(a), largest_bits(b))
+    finite = bits < INFINITY_BITS
+    bits = tl.where(finite, bits, 0)
+    if MEASURE:
+        tl.atomic_max(largest, tl.max(bits, 0))
+    else:
+        encode = tl.load(encodes)
+        code, scale = e4m3_scale(float_of(bits) * (encode * 0.1666666716337204))  # fl(1 / 6)
+        step = scale * tl.div_rn(1.0, encode)
+        factor = tl.where(step == 0, FLT_MAX, tl.minimum(tl.div_rn(1.0, tl.where(step == 0, 1.0, step)), FLT_MAX))
+        inside = column < width
+        place = block.to(tl.int64) * width + column
+        tl.store(scales + place, tl.where(finite, code, 0x7F).to(tl.uint8), mask=inside)
+        if DRAWN:
+            expert = tl.load(table + 6 * block + 2) + (column ^ column)
+            fa, fb = drawn_fields(
+                key, expert, column, tl.load(table + 6 * block + 3) + (column ^ column), COLUMNS, True
+            )
+        else:
+            fa, fb = a, b
+        i = tl.arange(0, 8)
+        to = codes + (tl.load(table + 6 * block + 4).to(tl.int64) + i)[None, :] * width + column[:, None]
+        rows = tl.load(table + 6 * block + 5)
+        tl.store(to, _codes(a * factor[:, None], fa, finite, DRAWN), mask=inside[:, None] & (i < rows)[None, :])
+        b = _codes(b * factor[:, None], fb, finite, DRAWN)
+        tl.store(to + 8 * width, b, mask=inside[:, None] & (i + 8 < rows)[None, :])
+
+
+def tokens_nvfp4(
+    x: Tensor, groups: tuple[int, ...] | None, signs: Tensor | None = None, random: Random | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes (S, K), one a byte, scales (blocks, K) and the tensor's outer scale (1, 1) of FP32 or BF16 rows (R, K).
+
+    Args: x: contiguous. groups: at which blocks start anew. signs: float32 (16,) of a Hadamard-16 along rows; groups
+        are then filled up to whole blocks, so that S may exceed R. random: for stochastic rounding.
+    Raises: ValueError where the kernel cannot run.
+    """
+    require_launch(_tokens_nvfp4, x, "x")
+    table = block_table(x.shape[0], 16, groups, str(x.device))
+    if signs is None:
+        table = torch.cat([table, table[:, :2]], 1)
+    else:
+        index = torch.arange(len(table), dtype=torch.int32, device=x.device)[:, None]
+        table = torch.cat([table, index * 16, torch.full_like(index, 16)], 1)
+    rows, width = x.shape[0] if signs is None else 16 * len(table), x.shape[1]
+    codes = x.new_empty(rows, width, dtype=torch.uint8)
+    scales = x.new_empty(len(table), width, dtype=torch.uint8)
+    largest = torch.zeros(1, dtype=torch.int32, device=x.device)
+    columns = min(256, max(16, triton.next_power_of_2(width)))
+    key = table if random is None else key_words(random, x.device)
+    encode = x.new_ones(1, dtype=torch.float32)
+
+    def run(measure: bool, encode: Tensor) -> None:
+        if codes.numel():
+            launch(
+                _tokens_nvfp4, (len(table), triton.cdiv(width, columns)), x, table, x if signs is None else signs,
+                largest, encode, key, codes, scales, width, HADAMARD=signs is not None, DRAWN=random is not None,
+                MEASURE=measure, COLUMNS=columns,
+            )  # fmt: skip
+
+    run(True, encode)
+    outer, encode = outer_scale(largest.view(torch.float32), 2688.0)
+    run(False, encode)
+    return codes, scales, outer.view(1, 1)

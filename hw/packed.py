@@ -1,0 +1,94 @@
+"""Block tensors as kernels make and read them: along the last axis, 4-bit codes two to a byte.
+
+A `PackedTensor` is a `BlockTensor` in every respect; codes of one byte a value come about when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from numerics import BlockFormat, BlockTensor
+from numerics.arguments import require_row_numbers, require_tensor
+from numerics.blocks import made
+from numerics.layout import unpack_nibbles
+
+from .kernel_permute import permute
+
+
+class PackedTensor(BlockTensor):
+    """A BlockTensor whose blocks run along the last axis, contiguous; `exact`: its values without outer scale in BF16,
+    where the kernel that made it wrote them too."""
+
+    @staticmethod
+    def of(
+        fmt: BlockFormat, bytes_: Tensor, scales: Tensor, outer: Tensor | None, exact: Tensor | None = None
+    ) -> PackedTensor:
+        """Unchecked. bytes_: uint8 (..., K / 2) of 4-bit codes, else (..., K)."""
+        q = object.__new__(PackedTensor)
+        parts: dict[str, Any] = {"scales": scales, "outer": outer, "fmt": fmt, "rule": fmt.rule.name}
+        parts |= {"axis": bytes_.ndim - 1, "groups": None, "outer_block": None, "bytes": bytes_, "exact": exact}
+        for name, part in parts.items():
+            object.__setattr__(q, name, part)
+        return q
+
+    bytes: Tensor
+    exact: Tensor | None
+
+    @property
+    def _narrow(self) -> bool:
+        return self.fmt.element.bits == 4
+
+    @property
+    def codes(self) -> Tensor:  # type: ignore[override]
+        """One byte a value, made at the first look."""
+        if "_codes" not in self.__dict__:
+            object.__setattr__(self, "_codes", unpack_nibbles(self.bytes) if self._narrow else self.bytes)
+        return self.__dict__["_codes"]
+
+    @property
+    def shape(self) -> torch.Size:
+        *lead, last = self.bytes.shape
+        return torch.Size([*lead, last * 2 if self._narrow else last])
+
+    def packed(self) -> Tensor:
+        return self.bytes
+
+    def stored(self) -> tuple[list[Tensor], Any]:
+        tensors = [self.bytes, self.scales] + ([] if self.outer is None else [self.outer])
+        return tensors, partial(_restored, self.fmt)
+
+    def rows(self, index: Tensor) -> BlockTensor:
+        """The rows `index`, gathered as they lie, in one launch."""
+        if self.bytes.ndim != 2 or (self.outer is not None and self.outer.shape[0] == 1):
+            return super().rows(index)
+        require_tensor(index, "index", (torch.int64, torch.int32))
+        if index.ndim != 1:
+            raise ValueError(f"index has shape {tuple(index.shape)}: pass one axis of row numbers")
+        require_row_numbers(index, "index", self.shape[0])
+        parts = (self.bytes, self.scales) if self.outer is None else (self.bytes, self.scales, self.outer)
+        codes, scales, *outer = permute(index.to(torch.int64), *parts)
+        return PackedTensor.of(self.fmt, codes, scales, outer[0] if outer else None)
+
+
+def _restored(fmt: BlockFormat, kept: list[Tensor]) -> PackedTensor:
+    return PackedTensor.of(fmt, kept[0], kept[1], kept[2] if len(kept) > 2 else None)
+
+
+def packed_bytes(q: BlockTensor) -> Tensor:
+    """Codes along the last axis as kernels read them, contiguous; 4-bit ones two to a byte, their number even."""
+    if isinstance(q, PackedTensor):
+        return q.bytes
+    if q.fmt.element.bits != 4:
+        return q.codes.contiguous()
+    return (q.codes[..., 0::2] | (q.codes[..., 1::2] << 4)).contiguous()
+
+
+def block_tensor(
+    fmt: BlockFormat, codes: Tensor, scales: Tensor, outer: Tensor | None, axis: int, groups: tuple[int, ...] | None
+) -> BlockTensor:
+    """A plain BlockTensor of what a kernel made, one byte a value, unchecked."""
+    return made(codes, scales, outer, fmt, fmt.rule.name, axis, groups, None)
