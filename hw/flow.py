@@ -1,0 +1,166 @@
+"""Which blocks of a program run how often: loops and certainty in a graph of basic blocks.
+
+A graph is a list: the set of successors of block 0 (the entry), of block 1, ... END stands for the program's end. A
+loop is a natural one: all blocks from which its header, the only way in, can be reached again without leaving it. Given
+how often each loop turns, a block is certain if every way from the entry to the end that runs these loops passes it,
+and possible if one does. Ways are counted, exactly, in Python's integers.
+"""
+
+from __future__ import annotations
+
+import graphlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+END = -1
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A natural loop: the block where it begins, and all of its blocks."""
+
+    header: int
+    blocks: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """How often blocks run: those on every way, and those on some ways only, with the turns of the loops they are in."""
+
+    certain: dict[int, int]
+    possible: dict[int, int]
+
+
+def reachable(graph: Sequence[set[int]]) -> set[int]:
+    """The blocks that the entry leads to."""
+    found, waiting = {0}, [0]
+    while waiting:
+        new = {block for block in graph[waiting.pop()] if block != END} - found
+        found |= new
+        waiting += new
+    return found
+
+
+def loops(graph: Sequence[set[int]]) -> list[Loop]:
+    """The loops in the order of their headers, an outer one before those inside.
+
+    Raises: ValueError for a loop with two ways in.
+    """
+    before = _predecessors(graph)
+    bodies: dict[int, set[int]] = {}
+    for latch, header in _retreating(graph):
+        body, waiting = {header}, [latch]
+        while waiting:
+            block = waiting.pop()
+            if block not in body:
+                body.add(block)
+                waiting += before[block]
+        if 0 in body and header != 0:
+            raise ValueError(f"a loop through block {header} has a second way in: its turns cannot be told apart")
+        bodies[header] = bodies.get(header, set()) | body
+    return [Loop(header, frozenset(bodies[header])) for header in sorted(bodies)]
+
+
+def runs(graph: Sequence[set[int]], turns: Sequence[int]) -> Runs:
+    """How often each block runs if the loops, in the order of `loops`, turn so often each time that they are entered.
+
+    Raises: ValueError for another number of loops, a negative number of turns, none for a loop that every way enters,
+    and loops that no way enters one after the other.
+    """
+    found = loops(graph)
+    if len(found) != len(turns):
+        raise ValueError(f"turns={tuple(turns)}: there are {len(found)} loops, give one number for each")
+    if any(turn < 0 for turn in turns):
+        raise ValueError(f"turns={tuple(turns)}: a loop turns 0 times or more")
+    skipped = {block for loop, turn in zip(found, turns, strict=True) if not turn for block in loop.blocks}
+    straight = _straight(graph, found, skipped)
+    order = list(graphlib.TopologicalSorter({b: after for b, after in straight.items()}).static_order())[::-1]
+    entered = {loop.header for loop in found} - skipped
+    stops = [0, *(block for block in order if block in entered and block != 0), END]
+    certain: set[int] = set()
+    possible: set[int] = set()
+    for start, stop in zip(stops, stops[1:], strict=False):
+        ahead, back = _ways(order, straight, start), _ways(order[::-1], _reversed(straight), stop)
+        total = ahead.get(stop, 0)
+        if not total:
+            raise ValueError(
+                f"turns={tuple(turns)}: no way leads from block {start} to {'the end' if stop == END else stop} with "
+                "these; loops on two sides of a branch cannot both turn, nor can one that is always entered turn 0 times"
+            )
+        ways = {block: ahead[block] * back.get(block, 0) for block in ahead}
+        certain |= {block for block, number in ways.items() if number == total}
+        possible |= {block for block, number in ways.items() if 0 < number < total}
+
+    def times(block: int) -> int:
+        product = 1
+        for loop, turn in zip(found, turns, strict=True):
+            product *= turn if block in loop.blocks else 1
+        return product
+
+    return Runs(
+        {block: times(block) for block in sorted(certain - {END})},
+        {block: times(block) for block in sorted(possible - certain)},
+    )
+
+
+def _retreating(graph: Sequence[set[int]]) -> list[tuple[int, int]]:
+    """Edges back to a block through which a depth-first walk from the entry has come."""
+    edges: list[tuple[int, int]] = []
+    walk, through, seen = [(0, iter(sorted(graph[0])))], {0}, {0}
+    while walk:
+        block, after = walk[-1]
+        following = next(after, None)
+        if following is None:
+            walk.pop()
+            through.discard(block)
+        elif following in through:
+            edges.append((block, following))
+        elif following not in seen and following != END:
+            seen.add(following)
+            through.add(following)
+            walk.append((following, iter(sorted(graph[following]))))
+    return edges
+
+
+def _straight(graph: Sequence[set[int]], found: list[Loop], skipped: set[int]) -> dict[int, set[int]]:
+    """The graph without edges back, which lead to where their loop is left instead, and without `skipped` blocks."""
+    bodies = {loop.header: loop.blocks for loop in found}
+
+    def backwards(block: int, after: int) -> bool:
+        return after in bodies and block in bodies[after]
+
+    def left(header: int) -> set[int]:
+        targets = {(b, after) for b in bodies[header] for after in graph[b] if after not in bodies[header]}
+        return set().union(*(left(after) if backwards(b, after) else {after} for b, after in targets))
+
+    straight: dict[int, set[int]] = {END: set()}
+    for block in reachable(graph) - skipped:
+        after = set().union(*(left(a) if backwards(block, a) else {a} for a in graph[block]))
+        straight[block] = after - skipped
+    return straight
+
+
+def _ways(order: list[int], after: dict[int, set[int]], start: int) -> dict[int, int]:
+    """How many ways lead from `start` to each block, blocks in topological order; those with none are left out."""
+    ways = {start: 1}
+    for block in order:
+        if block in ways:
+            for following in after[block]:
+                ways[following] = ways.get(following, 0) + ways[block]
+    return ways
+
+
+def _predecessors(graph: Sequence[set[int]]) -> list[list[int]]:
+    before: list[list[int]] = [[] for _ in graph]
+    for block in reachable(graph):
+        for following in graph[block] - {END}:
+            before[following].append(block)
+    return before
+
+
+def _reversed(straight: dict[int, set[int]]) -> dict[int, set[int]]:
+    before: dict[int, set[int]] = {block: set() for block in straight}
+    for block, following in straight.items():
+        for after in following:
+            before[after].add(block)
+    return before
