@@ -257,7 +257,8 @@ def main(argv: list[str]) -> int:
             print("usage: fourbit bench numerics|matmul|training|monitor|hw|experts [OPTIONS]; each has its own --help")
             return 0
         raise ValueError(
-            f"bench {' '.join(argv[:1]) or 'of nothing'}: use `fourbit bench numerics`, matmul, training, monitor, hw or experts"
+            f"bench {' '.join(argv[:1]) or 'of nothing'}: use `fourbit bench numerics`, matmul, training, monitor, hw "
+            "or experts"
         )
     config = tyro.cli(BenchConfig, args=argv[1:], prog="fourbit bench numerics")
     try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import graphlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 END = -1
 
@@ -25,7 +26,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Runs:
-    """How often blocks run: those on every way, and those on some ways only, with the turns of the loops they are in."""
+    """How often blocks run, turns of their loops multiplied: those on every way, and those on some ways only."""
 
     certain: dict[int, int]
     possible: dict[int, int]
@@ -79,13 +80,14 @@ def runs(graph: Sequence[set[int]], turns: Sequence[int]) -> Runs:
     stops = [0, *(block for block in order if block in entered and block != 0), END]
     certain: set[int] = set()
     possible: set[int] = set()
-    for start, stop in zip(stops, stops[1:], strict=False):
+    for start, stop in pairwise(stops):
         ahead, back = _ways(order, straight, start), _ways(order[::-1], _reversed(straight), stop)
         total = ahead.get(stop, 0)
         if not total:
             raise ValueError(
                 f"turns={tuple(turns)}: no way leads from block {start} to {'the end' if stop == END else stop} with "
-                "these; loops on two sides of a branch cannot both turn, nor can one that is always entered turn 0 times"
+                "these; loops on two sides of a branch cannot both turn, and one that is always entered cannot turn 0 "
+                "times"
             )
         ways = {block: ahead[block] * back.get(block, 0) for block in ahead}
         certain |= {block for block, number in ways.items() if number == total}
