@@ -1,15 +1,15 @@
 """`fourbit bench experts`: the expert MLP in four bits beside the same MLP on torch's grouped products in BF16.
 
     ours      quantize_tokens -> gate_up_glu -> down_to_wire -> aggregate; weights quantized beforehand, not timed
-    BF16      gate_up = x w13^T, h = silu(gate) up, y = h w2^T, three calls of torch._grouped_mm with SwiGLU between
+    BF16      gate_up = x w13^T, h = silu(gate) up, y = h w2^T, two calls of torch._grouped_mm with SwiGLU between
 
 One expert per token, equal numbers of tokens per expert, rows already sorted, so neither side permutes tokens. Ours has
 what the recipe of `expert_passes` adds: every quantization, the Hadamard and S2F6 wire, and the weighted sum. The
 router's gradient is left out, as BF16 has none here.
 
-The backward draws its weights anew from their codes ("weights requantized"); a training step that accumulates gradients
-does that once for all of them, hence the second line without it. BF16's SwiGLU is one fused kernel on a GPU. A ratio is
-BF16's time over ours, of the same round, above 1 ours is faster; medians over the rounds count.
+The backward requantizes the weights from their codes, in the time that the target is asked of; a step of several
+micro-batches does so once for all of them, hence one more line without it. BF16's SwiGLU is one fused kernel on a GPU.
+A ratio is BF16's time over ours, of the same round: above 1 ours is faster. Medians over the rounds count.
 """
 
 from __future__ import annotations

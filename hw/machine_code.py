@@ -12,10 +12,11 @@ turn of its loops. A warp of this launch issues at least `always`, and at most `
 
 What is not known. Turns of loops are not in the code: the caller gives them, and they are those of the machine's loops,
 after the assembler has unrolled and split them; ptxas tests at a loop's end, so its whole body turns. A loop of which
-turns are given is taken to be entered, so a branch around it is not taken. EXIT under a predicate ends lanes, not the
-warp: what follows it counts. Functions that are called (slow paths of FP32 division, for one) are not counted, their
-calls are. Waiting loops count with the turns given, so 1 is the least. Some pipes take an instruction only every second
-clock or less often; that bound is not this one.
+turns are given is taken to be entered, so a branch around it is not taken. Loops that begin at one instruction are one;
+one that waits for memory turns once at least. EXIT under a predicate is taken to end lanes, not the warp: what follows
+it counts, too much for warps that end there. Functions that are called (slow paths of FP32 division, for one) are not
+counted, their calls are. Some pipes take an instruction only every second clock or less often; that bound is not this
+one.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def parse(text: str) -> tuple[list[Instruction], dict[str, int]]:
     sections = re.findall(r"^\s*\.section\s+\.text\.([^\s,]+)", text, re.MULTILINE)
     if len(sections) != 1:
         raise ValueError(f"text has the code of {len(sections)} kernels: pass the machine code of one")
-    functions = set(_FUNCTION.findall(text))
+    functions = {sections[0], *_FUNCTION.findall(text)}
     inside, instructions, labels = False, [], {}
     for line in text.splitlines():
         if label := _LABEL.match(line):
