@@ -76,8 +76,8 @@ def runs(graph: Sequence[set[int]], turns: Sequence[int]) -> Runs:
     skipped = {block for loop, turn in zip(found, turns, strict=True) if not turn for block in loop.blocks}
     straight = _straight(graph, found, skipped)
     order = list(graphlib.TopologicalSorter({b: after for b, after in straight.items()}).static_order())[::-1]
-    entered = {loop.header for loop in found} - skipped
-    stops = [0, *(block for block in order if block in entered and block != 0), END]
+    headers = {loop.header for loop in found}
+    stops = [0, *(block for block in order if block in headers and block != 0), END]
     certain: set[int] = set()
     possible: set[int] = set()
     for start, stop in pairwise(stops):
@@ -101,7 +101,7 @@ def runs(graph: Sequence[set[int]], turns: Sequence[int]) -> Runs:
 
     return Runs(
         {block: times(block) for block in sorted(certain - {END})},
-        {block: times(block) for block in sorted(possible - certain)},
+        {block: times(block) for block in sorted(possible)},
     )
 
 

@@ -179,12 +179,8 @@ def _after(instructions: list[Instruction], labels: dict[str, int], i: int) -> s
         target = _TARGET.search(x.operands)
         if target is None or target[1] not in labels:
             raise ValueError(f"{x.opcode} {x.operands} at {x.address:#06x} names no label: it cannot be counted")
-        # a predicate stands in front, or as an operand; BRA.DIV and BRA.CONV ask whether lanes have parted
-        asks = (
-            x.predicate not in ("", "PT")
-            or x.operands[: target.start()].strip()
-            or x.opcode.endswith((".DIV", ".CONV"))
-        )
+        # what it asks stands in front or among the operands: a predicate, or the lanes of BRA.DIV and BRA.CONV
+        asks = x.predicate not in ("", "PT") or x.operands[: target.start()].strip()
         return {labels[target[1]], following} if asks else {labels[target[1]]}
     if x.kind == "BSYNC":
         target_of = _meeting(instructions, labels, i)

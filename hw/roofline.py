@@ -200,6 +200,9 @@ def draw(rows: Sequence[Row], rate: float, title: str, kind: str) -> bytes:
             axes.text(across, up / 1e9, str(number), **middle)
         axes.set(xscale="log", yscale="log", xlabel="instructions of a warp per necessary byte")
         axes.set(ylabel="necessary bytes, GB/s", title=title)
+        for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            which(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+        axes.tick_params(axis="y", which="minor", labelsize=6)
         axes.title.set_fontsize(8)
         axes.spines[["top", "right"]].set_visible(False)
         figure.legend(loc="outside right upper", frameon=False, fontsize=7, title="time over the lower roof's")

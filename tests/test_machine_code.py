@@ -308,6 +308,19 @@ def test_a_second_latch_is_the_same_loop() -> None:
     assert (found.always, found.sometimes, len(found.loops)) == (2 * 4 + 1, 2 * 4, 1)
 
 
+def test_latches_on_two_sides_are_one_loop_of_both() -> None:
+    start = ".L_a:\nMOV R0, R0\n@P1 BRA `(.L_b)\nFADD R1, R1, R1\nBRA `(.L_a)\n"
+    found = count(listing(start + ".L_b:\nMUFU.RCP R1, R1\n@P7 BRA `(.L_a)\nEXIT"), (4,))
+    assert (found.always, found.sometimes) == (2 * 4 + 1, 4 * 4)
+    assert found.loops == ("0x0000 to 0x0050, 6 instructions",)
+
+
+def test_a_called_function_may_stand_before_the_kernel() -> None:
+    first, rest = listing(BRANCH).split("kernel:\n", 1)
+    before = "        .type           $early,@function\n$early:\n        /*0000*/                   FADD R1, R1, R1 ;\n"
+    assert count(first + before + "kernel:\n" + rest) == count(listing(BRANCH))
+
+
 def test_blocks_of_a_graph() -> None:
     """flow alone: a diamond in a loop."""
     graph = [{1}, {2, 3}, {4}, {4}, {1, 5}, {flow.END}]
