@@ -24,7 +24,7 @@ import tyro
 from . import bench_kernels
 from .bench_kernels import Timed, Work, tensors
 from .clocks import Clock, device_clock
-from .device import INTERPRET, DeviceAbsent, conditions, resolve, triton_absent
+from .device import INTERPRET, DeviceAbsent, conditions, describe, resolve, triton_absent
 from .launches import recording
 from .record import require_writable, write_csv, write_whole
 from .roofline import MOST, Chip, Row, chip, counted, draw, placed, require_figure
@@ -186,6 +186,6 @@ def main(argv: list[str]) -> int:
         write_csv(rows, config.out)
     if config.figure is not None:
         device = resolve(config.device)
-        title = f"{torch.cuda.get_device_name(device)}, {config.rows} x {config.width}"
+        title = f"{describe(device)['name']}, {config.rows} x {config.width}"
         write_whole(config.figure, draw(rows, chip(device).issue_rate, title, config.figure.suffix[1:]))
     return 0

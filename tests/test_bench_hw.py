@@ -248,6 +248,48 @@ def test_a_kernel_of_the_interpreter_has_no_instructions(interpreted: ModuleType
     assert at.instructions is None and at.note.startswith("_fields_kernel: compiled has no cubin")
 
 
+def test_it_runs_and_writes_what_it_prints(
+    interpreted: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All but CUDA itself: a CPU stands in for the device, Hopper's numbers for its chip, FEW for the machine code."""
+    for name, stand_in in {
+        "require": lambda _: CPU,
+        "resolve": lambda _: CPU,
+        "chip": lambda _: Chip(132, 1.98e9),
+        "device_clock": lambda *_: Ticks([1e-3, 2e-3, 1e-3], []),
+        "peak_of": lambda *_: 1.25,
+        "counted": lambda *_: FEW,
+    }.items():
+        monkeypatch.setattr(bench_hw, name, stand_in)
+    out, figure = tmp_path / "hw.csv", tmp_path / "hw.png"
+    argv = ["--rows", "128", "--width", "128", "--repeats", "2", "--only", "fields"]
+    assert bench_hw.main([*argv, "--out", str(out), "--figure", str(figure)]) == 0
+    printed = capsys.readouterr()
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [r["kernel"] for r in rows] == [timed.name for timed in KERNELS[1:3]]
+    assert all(r["kernel"] in printed.out and r["peak"] == "1.25" and r["seconds"] == "0.002" for r in rows)
+    assert "132 SMs at 1980 MHz issue 1045 instructions" in printed.out and figure.read_bytes().startswith(b"\x89PNG")
+    assert "fourbit: 2 of 2, Philox fields, 8 bits" in printed.err
+
+
+@pytest.mark.parametrize(("made_anew", "expected"), [(True, 1 + 50 / 600), (False, 1 + 250 / 600)])
+def test_peak_memory_is_over_inputs_and_outputs(
+    made_anew: bool, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inputs of 400 bytes, outputs of 200, and at the most 250 bytes more than before: outputs made anew are in them."""
+    before = [1000, 1200 if made_anew else 1000]
+    for name, stand_in in {
+        "synchronize": lambda _: None,
+        "reset_peak_memory_stats": lambda _: None,
+        "memory_allocated": lambda _: before.pop(0),
+        "max_memory_allocated": lambda _: 1250,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    x, y = torch.zeros(100), torch.zeros(50)
+    assert bench_hw.peak_of(Work(lambda: y, (x,)), CPU) == pytest.approx(expected)
+
+
 # Refusals.
 
 
