@@ -277,7 +277,7 @@ def test_it_runs_and_writes_what_it_prints(
 def test_peak_memory_is_over_inputs_and_outputs(
     made_anew: bool, expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Inputs of 400 bytes, outputs of 200, and at the most 250 bytes more than before: outputs made anew are in them."""
+    """Inputs of 400 bytes, outputs of 200, at most 250 bytes more than before, new outputs among them."""
     before = [1000, 1200 if made_anew else 1000]
     for name, stand_in in {
         "synchronize": lambda _: None,
