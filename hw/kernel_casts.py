@@ -31,7 +31,7 @@ MAGIC = tl.constexpr(12582912.0)  # 1.5 * 2^23
 MAGIC_BITS = tl.constexpr(0x4B400000)
 FLT_MAX = tl.constexpr(3.4028234663852886e38)
 INFINITY_BITS = tl.constexpr(0x7F800000)
-TWO_120 = tl.constexpr(1.329227995784916e36)
+TWO_120, TWO_126 = tl.constexpr(1.329227995784916e36), tl.constexpr(8.507059173023462e37)
 E2M1, E4M3, S2F6 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -52,6 +52,30 @@ def widen(x):
         return float_of(x.to(tl.int16, bitcast=True).to(tl.int32) << 16)
     else:
         return x
+
+
+@triton.jit
+def bf16_bits(x):
+    """Bits (int32, 16 of them) of float32 values rounded to BF16, nearest even; the interpreter's cast truncates."""
+    if INTERPRETED:
+        bits = bits_of(x)
+        near = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
+        return tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC0, near)
+    else:
+        return x.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+
+
+@triton.jit
+def near_bf16(x):
+    """float32 values rounded to BF16."""
+    return float_of(bf16_bits(x) << 16)
+
+
+@triton.jit
+def finite(x):
+    """float32 values, infinity replaced by the largest number; NaN stays."""
+    bits = bits_of(x)
+    return float_of(bits - ((bits & 0x7FFFFFFF) == 0x7F800000).to(tl.int32))
 
 
 @triton.jit
@@ -78,6 +102,12 @@ def e2m1_value(a):
     a = tl.minimum(a, 6.0)
     big = tl.maximum(float_of(bits_of(a) & INFINITY_BITS), 1.0) * 4194304.0
     return (a + big) - big
+
+
+@triton.jit
+def e2m1_value_of_line(line):
+    """Value of MAGIC + code of a magnitude."""
+    return float_of((bits_of(line) - MAGIC_BITS) << 22) * TWO_126
 
 
 @triton.jit
@@ -126,6 +156,32 @@ def e4m3_scale(x):
 def e4m3_value(code):
     """Value of a code 0 to 126: read as a float32, and scaled by the difference of the biases."""
     return float_of(code << 20) * TWO_120
+
+
+@triton.jit
+def e4m3_decoded(code):
+    """Value of a code 0 to 255."""
+    magnitude = tl.where((code & 0x7F) == 0x7F, float("nan"), e4m3_value(code & 0x7F))
+    return float_of(bits_of(magnitude) | ((code & 0x80) << 24))
+
+
+@triton.jit
+def e2m1_decoded(code):
+    """Value of a code 0 to 15: read as a float32, and scaled by the difference of the biases."""
+    return float_of(((code & 7) << 22) | ((code & 8) << 28)) * TWO_126
+
+
+@triton.jit
+def s2f6_decoded(code):
+    """Value of a code 0 to 255, two's complement in units of 1/64."""
+    return ((code << 24) >> 24).to(tl.float32) * 0.015625
+
+
+@triton.jit
+def e8m0_value(code):
+    """Power of two of a code 0 to 254; NaN of 255."""
+    power = float_of(tl.maximum(code << 23, 0x00400000))
+    return tl.where(code == 0xFF, float("nan"), power)
 
 
 @triton.jit

@@ -1,65 +1,45 @@
-"""One way to launch a Triton kernel, which can write down what was launched.
-
-    launch(kernel, grid, x, out, n, BLOCK=256, num_warps=4)
-    with recording() as launches:            # [Launch(compiled=..., grid=(256,), warps=4, name="_kernel"), ...]
-        quantize(x)
-
-Multiplications and additions are never contracted into an FMA, which has one rounding where the emulation has two. The
-interpreter compiles nothing: there a launch has no compiled kernel.
-"""
+"""How this folder starts its Triton kernels: without contraction to FMAs, and seen by whoever counts."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-# not a context variable: autograd runs a backward in a thread of its own
-_LISTS: list[list[Launch]] = []
-
 
 @dataclass(frozen=True)
 class Launch:
-    """compiled: triton's compiled kernel with `asm` and `metadata`, None in the interpreter. grid: programs along each
-    axis. warps: of one program. name: the kernel's."""
+    """A kernel that was started. `compiled`: what Triton made of it, None in its interpreter."""
 
+    name: str
     compiled: Any
     grid: tuple[int, ...]
-    warps: int
-    name: str
+    num_warps: int
 
     @property
-    def all_warps(self) -> int:
-        """Warps of the whole launch."""
-        programs = 1
-        for size in self.grid:
-            programs *= size
-        return programs * self.warps
+    def warps(self) -> int:
+        """Of all programs."""
+        return math.prod(self.grid) * self.num_warps
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **kwargs: Any) -> Any:
-    """kernel[grid](*args, **kwargs) without contraction.
+_recordings: list[list[Launch]] = []
 
-    Args: kernel: made by triton.jit. grid: one to three numbers of programs; kwargs: constants, num_warps, num_stages.
 
-    Returns: the compiled kernel, None in the interpreter.
-    """
-    compiled = kernel[grid](*args, enable_fp_fusion=False, **kwargs)
-    if _LISTS:
-        warps = kwargs.get("num_warps", 4) if compiled is None else compiled.metadata.num_warps
-        name = getattr(kernel, "fn", kernel).__name__
-        for found in _LISTS:
-            found.append(Launch(compiled, tuple(grid), warps, name))
-    return compiled
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int = 4, **constants: Any) -> None:
+    """Run `kernel` on a grid. FMAs are only those that the source names: bits must not depend on a compiler's taste."""
+    compiled = kernel[grid](*args, num_warps=num_warps, enable_fp_fusion=False, **constants)
+    for kept in _recordings:
+        kept.append(Launch(kernel.fn.__name__, compiled, grid, num_warps))
 
 
 @contextmanager
 def recording() -> Iterator[list[Launch]]:
-    """Everything that is launched while this lasts, in order."""
-    found: list[Launch] = []
-    _LISTS.append(found)
+    """The launches inside, in order."""
+    kept: list[Launch] = []
+    _recordings.append(kept)
     try:
-        yield found
+        yield kept
     finally:
-        _LISTS[:] = [other for other in _LISTS if other is not found]
+        _recordings[:] = [other for other in _recordings if other is not kept]  # not one of equal contents

@@ -119,10 +119,10 @@ def counted(launches: Sequence[Launch], trips: Mapping[str, tuple[int, ...]]) ->
             issued = machine_code.count(machine_code.sass(one.compiled), trips.get(one.name, ()))
         except ValueError as error:
             return Counted(None, None, "", f"{one.name}: {error}")
-        always += issued.always * one.all_warps
-        sometimes += issued.sometimes * one.all_warps
+        always += issued.always * one.warps
+        sometimes += issued.sometimes * one.warps
         for opcode, number in issued.census.items():
-            census[opcode] += number * one.all_warps
+            census[opcode] += number * one.warps
     words = ", ".join(f"{opcode} {100 * number / always:.0f} %" for opcode, number in census.most_common(SHOWN))
     return Counted(always, sometimes, words, "")
 

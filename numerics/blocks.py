@@ -162,7 +162,8 @@ class BlockTensor:
     def _times(self, outer: Tensor | None) -> Tensor:
         """(code value * block scale) * outer, or without it."""
         fmt, length = self.fmt, self.shape[self.axis]
-        if fmt.tile > 1 or fmt.alternative is not None or self.groups is not None or length % fmt.block:
+        varies = outer is not None and outer.shape[self.axis] != 1  # inside a block
+        if varies or fmt.tile > 1 or fmt.alternative is not None or self.groups is not None or length % fmt.block:
             values = self._looked_up()
             return values if outer is None else _finite(values * outer)
         blocks = self.scales.shape[self.axis]

@@ -48,7 +48,10 @@ def exact_product(a: Tensor, b: Tensor, width: int | None = None) -> Tensor:
 
 
 def _sliced_product(a: Tensor, b: Tensor, bits: int) -> Tensor:
-    """The product from slices of `bits` bits, by rows of `a`, since every pair of slices has a result of its own."""
+    """The product from slices of `bits` bits, in parts, since operands have many slices, and every pair a result."""
+    tall = max(_SLICED // (16 * max(b.shape[-1] * b.shape[:-2].numel(), 1)), 1)
+    if b.shape[-2] > tall:
+        return torch.cat([_sliced_product(a, part, bits) for part in b.split(tall, -2)], -1)
     if b.ndim == 2:  # leading axes of `a` are rows too
         return _by_rows(a.flatten(0, -2), b, bits).view(*a.shape[:-1], b.shape[0])
     return _by_rows(a, b, bits)

@@ -19,13 +19,17 @@ For these, and for "fp32", two things are done to longer sums:
 
 c is the value that a tensor core's register starts from, one of the terms of the first step, where that register is the
 result: without promotion, splits and outer scales. Elsewhere it is added last, fl(result + c), as an epilogue does.
-Autocast, which would have the library multiply in another precision, is switched off around all of them.
+Autocast and torch's leave to multiply FP32 in TF32 or BF16 are switched off around all of them; subnormals must not be
+flushed (torch.set_flush_denormal).
+
+MX values that no float32 holds count as float32's largest number, as `BlockTensor.values` says; models of tensor cores
+take scales as they are. Without products (K = 0) a register stays what it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -56,9 +60,10 @@ def matmul(
 
     Args:
         a: (..., M, K), b: (..., N, K): BlockTensors with blocks along their last axis, or plain tensors (float32 or
-            narrower, used as they are; float8 ones where the accumulator takes their format). The two outer scales of a
-            result multiply each other first: their product must be a float32 number, which holds for outers between
-            2^-63 and 2^63. accumulator: a name of `ACCUMULATORS`.
+            narrower, used as they are; float8 ones where the accumulator takes their format; wider ones that hold FP8
+            values count, as a whole, as the first of the accumulator's formats that holds them all). The two outer
+            scales of a result multiply each other first: their product must be a float32 number, which holds for outers
+            between 2^-63 and 2^63. accumulator: a name of `ACCUMULATORS`.
         c: float32 or narrower, broadcasting to the result. None: nothing. See the module docstring.
         groups: offsets of E expert groups. With b (E, N, K) they cut the rows of a (T, K): row t meets its expert's
             b, and the result is (T, N). With b (N, T) they cut the contraction of a (M, T): the result is (E, M, N).
@@ -66,21 +71,20 @@ def matmul(
         splits: in how many parts K is summed.
 
     Returns:
-        float32 (..., M, N), or as said under `groups`. A tensor core's NaN has the bits 0x7FFFFFFF. Only the library's
-        product follows the gradient of its operands.
+        float32 (..., M, N), or as said under `groups`. NaN has the bits 0x7FFFFFFF, except the library's. Only the
+        library's product follows the gradient of its operands.
 
     Raises:
-        TypeError: operands of another kind, not dense or without values, dtypes that are not used
-        as they are. ValueError: contraction lengths that
-        differ, blocks along another axis or, of tensor cores, off the places where they take a scale, groups that do
-        not cover theirs, an unknown accumulator, operands that it does not take, a `c` that does not fit, promotion or
-        splits of a sum without order.
+        TypeError: operands of another kind, not dense or without values, dtypes that are not used as they are.
+        ValueError: contraction lengths that differ, blocks along another axis or, of tensor cores, off the places where
+        they take a scale, groups that do not cover theirs, an unknown accumulator, operands that it does not take, a
+        `c` that does not fit, promotion or splits of a sum without order.
     """
     p = prepared(a, b, accumulator, c, groups, promote, splits)
-    with without_autocast(p.a.device.type):
+    with without_autocast(p.a.device.type), _float32_products():
         out = sums(_product(p.row, promote, splits, _width(a, b) if p.row.rule == "exact" else None), p)
     out = out if p.last is None else out + p.last
-    return one_nan(out) if p.row.steps else out
+    return out if p.row.rule == "library" else one_nan(out)
 
 
 def _width(a: Operand, b: Operand) -> int | None:
@@ -121,6 +125,20 @@ def sums(product: Product, p: Prepared) -> Tensor:
 def without_autocast(kind: str) -> AbstractContextManager[Any]:
     """Switches autocast off for a type of device, where there is one."""
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+
+
+@contextmanager
+def _float32_products() -> Iterator[None]:
+    """Keeps torch from multiplying FP32 in TF32 or BF16, where somebody has allowed that."""
+    allowed = torch.get_float32_matmul_precision()
+    if allowed == "highest":
+        yield
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(allowed)
 
 
 def _library_product(a: Tensor, b: Tensor) -> Tensor:

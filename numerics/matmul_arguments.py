@@ -54,6 +54,7 @@ def prepared(a: Any, b: Any, accumulator: Any, c: Any, groups: Any, promote: Any
         c = c.to(torch.float32)
     if row.rule != "library":  # roundings have no gradient that means something
         a, b, c = (_detached(x) for x in (a, b, c))
+    a, b = (x.resolve_neg() if isinstance(x, Tensor) else x for x in (a, b))
     inner_a, outer_a = _operand(a, "a", row)
     inner_b, outer_b = _operand(b, "b", row)
     inside = row.steps and promote is None and splits == 1 and outer_a is None and outer_b is None
@@ -131,8 +132,9 @@ def _check(a: Any, b: Any, accumulator: Any, c: Any, groups: Any) -> Accumulator
             raise TypeError(f"c has dtype {c.dtype}: pass float32, float16 or bfloat16")
         require_same_device(c, "c", first, "a")
     for name, x in (("a", first), ("b", second), ("c", c)):
-        if isinstance(x, Tensor) and (x.is_meta or x.layout != torch.strided):
+        if isinstance(x, Tensor) and (x.is_meta or x.layout != torch.strided or x.is_nested):
             kind = "on the meta device, without values" if x.is_meta else f"of layout {x.layout}"
+            kind = "nested" if x.is_nested else kind
             raise TypeError(f"{name} is {kind}: pass a dense tensor on a CPU or GPU")
     return row
 

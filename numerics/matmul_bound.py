@@ -95,6 +95,7 @@ def _inner(row: Accumulator, a: Inner, b: Inner, start: Tensor | None, promote: 
         assert isinstance(a, Tensor) and isinstance(b, Tensor)
         return U * (1 + 2 * U) * exact_product(a, b).to(torch.float64).abs() + 2.0**-150
     size, k = _size(a, b, start), a.shape[-1]
+    splits = min(splits, max(k, 1))
     added = splits - 1 + (0 if promote is None else -(-k // promote) + splits)
     if row.steps:
         assert isinstance(a, Terms) and isinstance(b, Terms)

@@ -112,7 +112,7 @@ def quantize(
     if chosen.gain is not None:
         if scope is not None:
             raise ValueError(f"outer={shown(scope)} with rule={chosen.name!r}: its outer scale is a constant; use None")
-        kept = torch.full([1] * tensor.ndim, chosen.gain, device=tensor.device)
+        kept = torch.full([1] * tensor.ndim, chosen.gain, dtype=torch.float32, device=tensor.device)
     bits = None
     if random is not None:
         grouped = offsets is not None

@@ -12,11 +12,12 @@ from torch import Tensor
 from .tensor_core import k_first, tiles
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiler would fuse product and sum
 def sequential_product(a: Tensor, b: Tensor, promote: int | None = None, splits: int = 1) -> Tensor:
     """a (..., M, K) @ b (..., N, K).T, float32, leading axes broadcast; `promote` and `splits` as in `matmul`."""
     lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     first, second = (k_first(x if x.shape[:-2].numel() == 1 else x.expand(*lead, *x.shape[-2:])) for x in (a, b))
-    out = torch.empty(lead.numel(), a.shape[-2], b.shape[-2], device=a.device)
+    out = torch.empty(lead.numel(), a.shape[-2], b.shape[-2], dtype=torch.float32, device=a.device)
     length = len(first)
     size = -(-length // splits) or 1
     every = size if promote is None else promote
@@ -38,7 +39,7 @@ def sequential_product(a: Tensor, b: Tensor, promote: int | None = None, splits:
 
 def _run(x: Tensor, y: Tensor, places: range) -> Tensor:
     """Sum of products of one tile, from zero."""
-    total = torch.zeros(torch.broadcast_shapes(x.shape[1:], y.shape[1:]), device=x.device)
+    total = torch.zeros(torch.broadcast_shapes(x.shape[1:], y.shape[1:]), dtype=torch.float32, device=x.device)
     term = torch.empty_like(total)
     for k in places:
         total += torch.mul(x[k], y[k], out=term)

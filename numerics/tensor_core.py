@@ -57,7 +57,7 @@ def tensor_core_product(
     lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     first, second = (_side(t if t.shape[:-2].numel() == 1 else t.expand(lead), row) for t in (a, b))
     shape = (*lead, a.shape[-2], b.shape[-2])
-    out = torch.empty(lead.numel(), *shape[-2:], device=a.value.device)
+    out = torch.empty(lead.numel(), *shape[-2:], dtype=torch.float32, device=a.value.device)
     if c is not None:
         c = c.reshape(out.shape)
     for batch, rows, columns in tiles(out):
@@ -129,7 +129,7 @@ def _summed(a: _Side, b: _Side, row: Accumulator, c: Tensor | None, promote: int
     """One tile."""
     assert row.length is not None
     steps = len(a.value) // row.length
-    zero = torch.zeros(_shape(a.value, b.value), device=a.value.device)
+    zero = torch.zeros(_shape(a.value, b.value), dtype=torch.float32, device=a.value.device)
     if promote is None and splits == 1:
         return _chain(a, b, row, range(steps), zero if c is None else c)
     size = -(-steps // splits) or 1

@@ -83,7 +83,9 @@ def _of_blocks(x: BlockTensor, name: str, row: Accumulator) -> Terms:
     codes = x.scales_per_value()
     if x.fmt.scale is E8M0:
         scale = codes.to(torch.int16) - 127
-        significand = torch.ones(codes.shape, device=codes.device).masked_fill_(codes == 0xFF, torch.nan)
+        significand = torch.ones(codes.shape, dtype=torch.float32, device=codes.device).masked_fill_(
+            codes == 0xFF, torch.nan
+        )
     else:
         value = decode_tensor(codes & 0x7F, E4M3)  # UE4M3: the sign bit is not looked at
         scale = raw_exponent(value, E4M3)

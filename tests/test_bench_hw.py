@@ -132,8 +132,8 @@ CODE = {
 def test_instructions_are_those_of_all_warps_of_all_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_code, "sass", lambda compiled: compiled.text)
     launches = [
-        Launch(Compiled(CODE["straight"]), (3, 2), 4, "straight"),
-        Launch(Compiled(CODE["loop"]), (5,), 8, "loop"),
+        Launch("straight", Compiled(CODE["straight"]), (3, 2), 4),
+        Launch("loop", Compiled(CODE["loop"]), (5,), 8),
     ]
     found = counted(launches, {"loop": (10,)})
     assert (found.always, found.sometimes) == (24 * 2 + 40 * 22, 40)
@@ -154,7 +154,7 @@ def test_launches_are_written_down_while_it_is_asked(interpreted: ModuleType) ->
             timed.run()
     timed.run()
     assert (len(outer), len(inner)) == (2, 1)
-    assert inner[0] == Launch(None, (4,), 4, "_words_kernel") and inner[0].all_warps == 16
+    assert inner[0] == Launch("_words_kernel", None, (4,), 4) and inner[0].warps == 16
 
 
 class Kernel:
@@ -162,7 +162,6 @@ class Kernel:
 
     def __init__(self) -> None:
         self.called: list[object] = []
-        self.metadata = SimpleNamespace(num_warps=8)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable:
         return lambda *args, **kwargs: self.called.append((grid, args, kwargs)) or self
@@ -170,12 +169,12 @@ class Kernel:
     def fn(self) -> None: ...
 
 
-def test_a_launch_forbids_contraction_and_tells_the_warps_that_were_compiled() -> None:
+def test_a_launch_forbids_contraction_and_tells_its_warps() -> None:
     kernel = Kernel()
     with recording() as found:
-        assert launch(kernel, (2, 3), 1, BLOCK=4) is kernel
-    assert kernel.called == [((2, 3), (1,), {"enable_fp_fusion": False, "BLOCK": 4})]
-    assert found == [Launch(kernel, (2, 3), 8, "fn")] and found[0].all_warps == 48
+        launch(kernel, (2, 3), 1, num_warps=8, BLOCK=4)
+    assert kernel.called == [((2, 3), (1,), {"enable_fp_fusion": False, "num_warps": 8, "BLOCK": 4})]
+    assert found == [Launch("fn", kernel, (2, 3), 8)] and found[0].warps == 48
 
 
 def test_a_recording_ends_with_an_error() -> None:

@@ -72,3 +72,57 @@ def test_every_nan_is_the_hardwares(kind: str):
             got = nm.matmul(x, y, kind, c, splits=splits)
             assert not bool(got.isnan()) or int(got.view(torch.int32)) == 0x7FFFFFFF, (float(c), splits)
             assert bool(got.isnan()) or float(c) == -torch.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", nm.ACCUMULATORS)
+def test_torchs_default_dtype_changes_nothing(kind: str, dtype: torch.dtype):
+    fmt = next((o for o in nm.ACCUMULATORS[kind].operands if isinstance(o, nm.BlockFormat)), None)
+    x = torch.randint(-3, 4, (4, 64), generator=torch.Generator().manual_seed(1)).to(torch.float32) / 4
+    a = x if fmt is None else nm.quantize(x, fmt, outer=None)
+    before = nm.matmul(a, a, kind, x[:, :4])
+    torch.set_default_dtype(dtype)
+    try:
+        after, bound = nm.matmul(a, a, kind, x[:, :4]), nm.matmul_bound(a, a, kind)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert after.dtype == torch.float32 and torch.equal(after, before) and bound.dtype == torch.float64
+
+
+def test_leave_to_multiply_in_less_is_not_taken():
+    k, ones = torch.full((16, 16), 1 + 2.0**-12), torch.ones(16, 16)
+    expected = torch.full((16, 16), 16 + 16 * 2.0**-12)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        for device in ("cpu", *["cuda"] * torch.cuda.is_available()):
+            assert torch.equal(nm.matmul(k.to(device), ones.to(device), "library").cpu(), expected)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_an_outer_scale_of_each_value_is_each_values():
+    q = nm.quantize(torch.randn(2, 40, generator=torch.Generator().manual_seed(1)), nm.NVFP4)
+    outer = torch.exp2(torch.arange(40.0)).view(1, 40)
+    own = nm.BlockTensor(q.codes, q.scales, outer, nm.NVFP4, "x", 1)
+    for width in (40, 32):  # a last block that is short, and none
+        part = own if width == 40 else nm.BlockTensor(q.codes[:, :32], q.scales[:, :2], outer[:, :32], nm.NVFP4, "x", 1)
+        expected = nm.decode(part.codes, nm.E2M1) * nm.decode(part.scales_per_value(), nm.E4M3) * outer[:, :width]
+        assert torch.equal(part.dequantize(), expected)
+        wide = expected.to(torch.float64)
+        assert torch.equal(nm.matmul(part, part), (wide @ wide.mT).to(torch.float32)), "sums of few bits"
+
+
+@pytest.mark.parametrize("kind", ["exact", "fp32", "hopper_bf16"])
+def test_a_nan_is_one_nan(kind: str):
+    x, y = torch.ones(2, 32), torch.ones(3, 32)
+    x[0, 3], x[0, 20] = torch.tensor([0x7FC10000, -1 << 16], dtype=torch.int32).view(torch.float32)
+    x[1, 1], x[1, 2] = torch.inf, -torch.inf
+    for a in (x, x.flip(-1)):
+        assert bool((nm.matmul(a, y, kind).view(torch.int32) == 0x7FFFFFFF).all())
+
+
+def test_views_with_a_negative_bit_are_ordinary():
+    v = nm.round_to(torch.randn(4, 64, generator=torch.Generator().manual_seed(1)), nm.BF16)
+    for kind in ("exact", "fp32", "hopper_bf16", "library"):
+        assert torch.equal(nm.matmul(torch._neg_view(-v), v, kind), nm.matmul(v, v, kind))

@@ -1,0 +1,162 @@
+"""MXFP8 along tokens: blocks of 32 rows of one expert, E4M3 codes under E8M0 scales by rceil, nearest or stochastic.
+
+A program takes one block of rows and some columns, and a thread whole columns of it, so that maxima need no other
+thread; it reads the block twice, the second time from the cache. Sources: FP32 or BF16 values, or the codes of saved
+operands along features, NVFP4 (packed) or MXFP8, which are decoded on the way: (code * block scale) * outer, and then
+times a factor of the row, each an FP32 product. The bits are those of `numerics.ops.requantize_transpose`.
+
+Random words: counter (c0, c1 + expert, column, group of 16 rows within the expert), see `numerics.partition`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from numerics import Random
+
+from .device import require_launch
+from .kernel_casts import (
+    E4M3,
+    INFINITY_BITS,
+    bits_of,
+    e2m1_decoded,
+    e4m3_decoded,
+    e4m3_drawn,
+    e4m3_signed,
+    e8m0_value,
+    finite,
+    float_of,
+    power_reciprocal,
+    rceil_scale,
+    widen,
+)
+from .launches import launch
+from .philox import philox_words, reverse16
+from .sources import block_table, key_words
+
+FLOATS, NVFP4, MXFP8 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+@triton.jit
+def _nvfp4(x, scales, row, width, ok, COLUMNS: tl.constexpr):
+    """float32 (COLUMNS,): a row of packed codes times block scales, from column program_id(1) * COLUMNS on."""
+    pair = tl.program_id(1) * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
+    mask = (pair < width // 2) & ok
+    byte = tl.load(x + row * (width // 2) + pair, mask=mask, other=0).to(tl.int32)
+    scale = e4m3_decoded(tl.load(scales + row * (width // 16) + pair // 8, mask=mask, other=0).to(tl.int32))
+    return tl.reshape(tl.join(e2m1_decoded(byte & 15) * scale, e2m1_decoded(byte >> 4) * scale), (COLUMNS,))
+
+
+@triton.jit
+def _row(
+    x, scales, outers, factors, row, width, ok,
+    SOURCE: tl.constexpr, OUTER: tl.constexpr, FACTOR: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """float32 (COLUMNS,): row `row`, or zeros where it is not `ok`."""
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    mask = (column < width) & ok
+    if SOURCE == NVFP4:
+        y = _nvfp4(x, scales, row, width, ok, COLUMNS)
+    elif SOURCE == MXFP8:
+        code = tl.load(x + row * width + column, mask=mask, other=0).to(tl.int32)
+        power = tl.load(scales + row * (width // 32) + column // 32, mask=mask, other=127).to(tl.int32)
+        y = finite(e4m3_decoded(code) * e8m0_value(power))
+    else:
+        y = widen(tl.load(x + row * width + column, mask=mask, other=0.0))
+    if OUTER:
+        outer = tl.load(outers + row, mask=ok, other=0.0)
+        y = y * outer
+        if outer > 1e30:  # below it no product overflows
+            y = finite(y)
+    if FACTOR:
+        y = y * tl.load(factors + row, mask=ok, other=0.0)
+    return y
+
+
+@triton.jit
+def _field(w0, w1, w2, w3, J: tl.constexpr):
+    """Field (uint32 below 2^16) of element J of 16 from the words of its group: see `philox.group_fields`."""
+    word = w0 if J // 4 == 0 else w1 if J // 4 == 1 else w2 if J // 4 == 2 else w3
+    half = word & 0xFFFF if J % 4 < 2 else word >> 16
+    return reverse16(half) if J % 2 == 1 else half
+
+
+@triton.jit
+def _tokens(
+    x, scales_in, outers, factors, table, key, codes, scales, width,
+    SOURCE: tl.constexpr, OUTER: tl.constexpr, FACTOR: tl.constexpr, DRAWN: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Block program_id(0), columns of program_id(1)."""
+    block = tl.program_id(0)
+    first = tl.load(table + 4 * block).to(tl.int64)
+    count = tl.load(table + 4 * block + 1)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    mask = column < width
+    largest = tl.zeros((COLUMNS,), tl.int32)
+    for j in range(8):
+        for i in tl.static_range(4):
+            row = j * 4 + i
+            y = _row(x, scales_in, outers, factors, first + row, width, row < count, SOURCE, OUTER, FACTOR, COLUMNS)
+            largest = tl.maximum(largest, bits_of(y) & 0x7FFFFFFF)
+    finite_block = largest < INFINITY_BITS
+    scale = rceil_scale(float_of(tl.where(finite_block, largest, 0)), E4M3)
+    inverse = power_reciprocal(scale)
+    tl.store(scales + block.to(tl.int64) * width + column, tl.where(finite_block, scale, 0xFF).to(tl.uint8), mask=mask)
+    zero = (column ^ column).to(tl.uint32)
+    for g in range(2):
+        if DRAWN:
+            w0, w1, w2, w3 = philox_words(
+                zero + tl.load(key).to(tl.uint32), zero + tl.load(key + 1).to(tl.uint32),
+                zero + tl.load(key + 2).to(tl.uint32),
+                zero + tl.load(key + 3).to(tl.uint32) + tl.load(table + 4 * block + 2).to(tl.uint32),
+                column.to(tl.uint32), zero + (tl.load(table + 4 * block + 3) * 2 + g).to(tl.uint32),
+            )  # fmt: skip
+        for j in tl.static_range(16):
+            row = g * 16 + j
+            y = _row(x, scales_in, outers, factors, first + row, width, row < count, SOURCE, OUTER, FACTOR, COLUMNS)
+            y = y * inverse
+            if DRAWN:
+                field = _field(w0, w1, w2, w3, j).to(tl.int32)
+                code = e4m3_drawn(tl.minimum(tl.abs(y), 448.0), field) | ((bits_of(y) >> 24) & 0x80)
+            else:
+                code = e4m3_signed(y)
+            code = tl.where(finite_block, code, 0x7E)
+            tl.store(codes + (first + row) * width + column, code.to(tl.uint8), mask=mask & (row < count))
+
+
+def tokens(
+    x: Tensor,
+    groups: tuple[int, ...] | None,
+    scales: Tensor | None = None,
+    outer: Tensor | None = None,
+    factor: Tensor | None = None,
+    random: Random | None = None,
+) -> tuple[Tensor, Tensor]:
+    """MXFP8 codes (R, K) and scales (blocks, K) of rows, blocks starting anew at each group.
+
+    Args:
+        x: contiguous: FP32 or BF16 values (R, K); or with `scales` (R, K / 16) packed E2M1 codes (R, K / 2); or with
+            `scales` (R, K / 32) E4M3 codes (R, K), uint8. outer: float32 (R,) of those. factor: float32 (R,), the last
+            factor. random: for stochastic rounding.
+
+    Raises: ValueError where the kernel cannot run.
+    """
+    require_launch(_tokens, x, "x")
+    packed = scales is not None and scales.shape[1] * 8 == x.shape[1]
+    rows, width = x.shape[0], x.shape[1] * (2 if packed else 1)
+    table = block_table(rows, 32, groups, str(x.device))
+    codes = x.new_empty(rows, width, dtype=torch.uint8)
+    out = x.new_empty(len(table), width, dtype=torch.uint8)
+    if codes.numel():
+        columns = min(512, max(16, triton.next_power_of_2(width)))
+        launch(
+            _tokens, (len(table), triton.cdiv(width, columns)), x, x if scales is None else scales,
+            x if outer is None else outer, x if factor is None else factor, table,
+            table if random is None else key_words(random, x.device), codes, out, width,
+            SOURCE=FLOATS if scales is None else NVFP4 if packed else MXFP8, OUTER=outer is not None,
+            FACTOR=factor is not None, DRAWN=random is not None, COLUMNS=columns,
+        )  # fmt: skip
+    return codes, out
