@@ -2,11 +2,11 @@
 
 To add one, append to KERNELS:
 
-    def _nvfp4(device, rows, width):
+    def _double(device, rows, width):
         x = normal(device, rows, width)
-        return Work(lambda: kernel_nvfp4.quantize_nvfp4(x), (x,))
+        return Work(lambda: double(x), (x,))
 
-    Timed("NVFP4 quantize", _nvfp4, floor=0.50)
+    Timed("double", _double, floor=0.9)
 
 Outputs are the tensors in what `run` returns, wherever they stand in tuples and dataclasses. A run launches through
 `hw.launches.launch`, which is how its machine code is found. Kernels with loops need the turns of each loop of their
@@ -22,6 +22,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+import numerics as nm
+from numerics.hadamard import hadamard_signs
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +122,99 @@ def _fields(narrow: bool) -> Callable[[torch.device, int, int], Work]:
     return make
 
 
+def _nvfp4(four_over_six: bool) -> Callable[[torch.device, int, int], Work]:
+    """BF16 to packed codes, block scales and outer scales of rows."""
+
+    def make(device: torch.device, rows: int, width: int) -> Work:
+        from .kernel_nvfp4 import nvfp4
+        from .sources import Source
+
+        x = normal(device, rows, width)
+        return Work(lambda: nvfp4(Source(x), four_over_six), (x,))
+
+    return make
+
+
+def _swiglu(device: torch.device, rows: int, width: int) -> Work:
+    """gate_up in BF16, (rows, 2 width), to h in NVFP4 with four-over-six."""
+    from .kernel_nvfp4 import nvfp4
+    from .sources import Source
+
+    x = normal(device, rows, 2 * width)
+    return Work(lambda: nvfp4(Source(x, glu=True), True), (x,))
+
+
+def _mx(element: str, rotated: bool) -> Callable[[torch.device, int, int], Work]:
+    """BF16 to codes and power-of-two scales along features."""
+
+    def make(device: torch.device, rows: int, width: int) -> Work:
+        from .kernel_mx import mx
+        from .sources import Source
+
+        x, signs = normal(device, rows, width), hadamard_signs(32, (1, 2)).to(device, torch.float32)
+        return Work(lambda: mx(Source(x), element, signs if rotated else None), (x,))
+
+    return make
+
+
+def _tokens(device: torch.device, rows: int, width: int) -> Work:
+    """Saved NVFP4 rows of eight experts to MXFP8 along tokens, stochastically."""
+    from .kernel_nvfp4 import nvfp4
+    from .kernel_tokens import tokens
+    from .sources import Source
+
+    q = nvfp4(Source(normal(device, rows, width)), True)
+    groups, outer, random = tuple(range(0, rows + 1, rows // 8)), q.outer.flatten(), nm.Random((0, 1))
+    return Work(
+        lambda: tokens(q.codes, groups, q.scales, outer, random=random), (q.codes, q.scales, outer), TOKENS_TRIPS
+    )
+
+
+def _aggregate(device: torch.device, rows: int, width: int) -> Work:
+    """Rows in S2F6, one for each token, weighted, out of the Hadamard into BF16."""
+    from .kernel_aggregate import aggregate
+    from .kernel_mx import mx
+    from .sources import Source
+
+    signs = hadamard_signs(32, (1, 2)).to(device, torch.float32)
+    q = mx(Source(normal(device, rows, width)), "S2F6", signs)
+    slots, weights = torch.arange(rows, device=device)[:, None], torch.ones(rows, 1, device=device)
+    return Work(
+        lambda: aggregate(q.codes, slots, weights, signs, q.scales, nm.S2F6), (q.codes, q.scales, slots, weights)
+    )
+
+
+def _glu_backward(device: torch.device, rows: int, width: int) -> Work:
+    """dh float32 and gate_up BF16 to d_gate_up BF16."""
+    from .kernel_glu_backward import glu_backward
+
+    dh, gate_up = normal(device, rows, width, dtype=torch.float32), normal(device, rows, 2 * width)
+    return Work(lambda: glu_backward(dh, gate_up), (dh, gate_up))
+
+
+def _permute(device: torch.device, rows: int, width: int) -> Work:
+    """Packed codes and scales of tokens, gathered in another order."""
+    from .kernel_nvfp4 import nvfp4
+    from .kernel_permute import permute
+    from .sources import Source
+
+    q = nvfp4(Source(normal(device, rows, width)))
+    index = torch.randperm(rows, generator=torch.Generator().manual_seed(0)).to(device)
+    return Work(lambda: permute(index, q.codes, q.scales, q.outer), (index, q.codes, q.scales, q.outer))
+
+
+TOKENS_TRIPS: Mapping[str, tuple[int, ...]] = {"_tokens": (8, 2)}
+
 KERNELS: tuple[Timed, ...] = (
+    Timed("NVFP4", _nvfp4(False), 0.50),
+    Timed("NVFP4, four-over-six", _nvfp4(True), 0.30),
+    Timed("SwiGLU, NVFP4, four-over-six", _swiglu),
+    Timed("MXFP8 along features", _mx("E4M3", False)),
+    Timed("NVFP4 to MXFP8 tokens, stochastic", _tokens, 0.25),
+    Timed("RHT-32 and S2F6", _mx("S2F6", True), 0.60),
+    Timed("aggregate", _aggregate),
+    Timed("SwiGLU backward", _glu_backward),
+    Timed("rows permuted", _permute),
     Timed("Philox words", _words),
     Timed("Philox fields, 4 bits", _fields(True)),
     Timed("Philox fields, 8 bits", _fields(False)),

@@ -1,14 +1,16 @@
-"""Which blocks of a program run how often: loops and certainty in a graph of basic blocks.
+"""Which blocks of a program run how often: its loops, and the shortest way through a graph of basic blocks.
 
 A graph is a list: the set of successors of block 0 (the entry), of block 1, ... END stands for the program's end. A
 loop is a natural one: all blocks from which its header, the only way in, can be reached again without leaving it. Given
-how often each loop turns, a block is certain if every way from the entry to the end that runs these loops passes it,
-and possible if one does. Ways are counted, exactly, in Python's integers.
+how often each loop turns, a way leads from the entry to the end, passes the headers of the loops that turn and avoids
+those that do not; each of its blocks runs once for each turn of the loops around it. Of all ways one is the shortest,
+every turn of a loop alike.
 """
 
 from __future__ import annotations
 
 import graphlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,10 +28,10 @@ class Loop:
 
 @dataclass(frozen=True)
 class Runs:
-    """How often blocks run, turns of their loops multiplied: those on every way, and those on some ways only."""
+    """How often blocks run: those of the shortest way, and those that only other ways have."""
 
-    certain: dict[int, int]
-    possible: dict[int, int]
+    shortest: dict[int, int]
+    others: dict[int, int]
 
 
 def reachable(graph: Sequence[set[int]]) -> set[int]:
@@ -62,8 +64,10 @@ def loops(graph: Sequence[set[int]]) -> list[Loop]:
     return [Loop(header, frozenset(bodies[header])) for header in sorted(bodies)]
 
 
-def runs(graph: Sequence[set[int]], turns: Sequence[int]) -> Runs:
+def runs(graph: Sequence[set[int]], turns: Sequence[int], lengths: Sequence[int]) -> Runs:
     """How often each block runs if the loops, in the order of `loops`, turn so often each time that they are entered.
+
+    Args: lengths: of the blocks, in instructions.
 
     Raises: ValueError for another number of loops, a negative number of turns, none for a loop that every way enters,
     and loops that no way enters one after the other.
@@ -75,33 +79,29 @@ def runs(graph: Sequence[set[int]], turns: Sequence[int]) -> Runs:
         raise ValueError(f"turns={tuple(turns)}: a loop turns 0 times or more")
     skipped = {block for loop, turn in zip(found, turns, strict=True) if not turn for block in loop.blocks}
     straight = _straight(graph, found, skipped)
-    order = list(graphlib.TopologicalSorter({b: after for b, after in straight.items()}).static_order())[::-1]
+    order = list(graphlib.TopologicalSorter(straight).static_order())[::-1]
     headers = {loop.header for loop in found}
-    stops = [0, *(block for block in order if block in headers and block != 0), END]
-    certain: set[int] = set()
+    times = {END: 0} | {
+        block: math.prod(turn for loop, turn in zip(found, turns, strict=True) if block in loop.blocks)
+        for block in straight
+        if block != END
+    }
+    costs = {block: 0 if block == END else times[block] * lengths[block] for block in straight}
+    shortest: set[int] = set()
     possible: set[int] = set()
-    for start, stop in pairwise(stops):
-        ahead, back = _ways(order, straight, start), _ways(order[::-1], _reversed(straight), stop)
-        total = ahead.get(stop, 0)
-        if not total:
+    for start, stop in pairwise([0, *(block for block in order if block in headers and block != 0), END]):
+        way, others = _ways(order, straight, costs, start, stop)
+        if not way:
             raise ValueError(
                 f"turns={tuple(turns)}: no way leads from block {start} to {'the end' if stop == END else stop} with "
                 "these; loops on two sides of a branch cannot both turn, and one that is always entered cannot turn 0 "
                 "times"
             )
-        ways = {block: ahead[block] * back.get(block, 0) for block in ahead}
-        certain |= {block for block, number in ways.items() if number == total}
-        possible |= {block for block, number in ways.items() if 0 < number < total}
-
-    def times(block: int) -> int:
-        product = 1
-        for loop, turn in zip(found, turns, strict=True):
-            product *= turn if block in loop.blocks else 1
-        return product
-
+        shortest |= way
+        possible |= others
     return Runs(
-        {block: times(block) for block in sorted(certain - {END})},
-        {block: times(block) for block in sorted(possible)},
+        {block: times[block] for block in sorted(shortest - {END})},
+        {block: times[block] for block in sorted(possible - shortest)},
     )
 
 
@@ -142,14 +142,25 @@ def _straight(graph: Sequence[set[int]], found: list[Loop], skipped: set[int]) -
     return straight
 
 
-def _ways(order: list[int], after: dict[int, set[int]], start: int) -> dict[int, int]:
-    """How many ways lead from `start` to each block, blocks in topological order; those with none are left out."""
-    ways = {start: 1}
+def _ways(
+    order: list[int], after: dict[int, set[int]], costs: dict[int, int], start: int, stop: int
+) -> tuple[set[int], set[int]]:
+    """The blocks of the cheapest way from `start` to `stop`, and those of all ways, blocks in topological order; none
+    if there is no way."""
+    cheapest = {stop: (costs[stop], stop)}  # from a block to stop, and the next block there
+    for block in reversed(order):
+        if block != stop and (on := [(cheapest[b][0] + costs[block], b) for b in after[block] if b in cheapest]):
+            cheapest[block] = min(on)
+    if start not in cheapest:
+        return set(), set()
+    way = [start]
+    while way[-1] != stop:
+        way.append(cheapest[way[-1]][1])
+    ahead = {start}
     for block in order:
-        if block in ways:
-            for following in after[block]:
-                ways[following] = ways.get(following, 0) + ways[block]
-    return ways
+        if block in ahead:
+            ahead |= after[block]
+    return set(way), ahead & set(cheapest)
 
 
 def _predecessors(graph: Sequence[set[int]]) -> list[list[int]]:
@@ -157,12 +168,4 @@ def _predecessors(graph: Sequence[set[int]]) -> list[list[int]]:
     for block in reachable(graph):
         for following in graph[block] - {END}:
             before[following].append(block)
-    return before
-
-
-def _reversed(straight: dict[int, set[int]]) -> dict[int, set[int]]:
-    before: dict[int, set[int]] = {block: set() for block in straight}
-    for block, following in straight.items():
-        for after in following:
-            before[after].add(block)
     return before

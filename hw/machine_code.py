@@ -6,9 +6,9 @@
 A scheduler issues one instruction of one warp per clock, whichever lanes take part: an instruction under a false
 predicate is issued like any other. So a warp's instructions over the issue rate are a time that no run can beat.
 
-What is counted. `always`: the blocks that every way from the first instruction to EXIT passes. `sometimes`: the blocks
-that a branch forward may leave out, such as the call of a division's slow path, each counted as if it ran in every
-turn of its loops. A warp of this launch issues at least `always`, and at most `always + sometimes` and what it calls.
+What is counted. `least`: the shortest way from the first instruction to EXIT. `others`: the code that only other ways
+have, such as the call of a division's slow path, counted as if it ran in every turn of its loops. A warp issues at
+least `least`, and at most `least + others` and what it calls.
 
 What is not known. Turns of loops are not in the code: the caller gives them, and they are those of the machine's loops,
 after the assembler has unrolled and split them; ptxas tests at a loop's end, so its whole body turns. A loop of which
@@ -58,10 +58,10 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Issued:
-    """What one warp issues. census: `always` by opcode. loops: what was found, in words."""
+    """What one warp issues. census: `least` by opcode. loops: what was found, in words."""
 
-    always: int
-    sometimes: int
+    least: int
+    others: int
     census: Counter[str]
     loops: tuple[str, ...]
 
@@ -147,13 +147,13 @@ def count(text: str, trips: Sequence[int] = ()) -> Issued:
             f"trips={tuple(trips)}: the code has {len(words)} loops{': ' if words else ''}{'; '.join(words)}; give the "
             "turns of each, in this order"
         )
-    runs = flow.runs(graph, trips)
+    runs = flow.runs(graph, trips, [len(span) for span in spans])
     census: Counter[str] = Counter()
-    for block, times in runs.certain.items():
+    for block, times in runs.shortest.items():
         for i in spans[block]:
             census[instructions[i].opcode] += times
-    sometimes = sum(times * len(spans[block]) for block, times in runs.possible.items())
-    return Issued(sum(census.values()), sometimes, Counter({o: n for o, n in census.items() if n}), words)
+    others = sum(times * len(spans[block]) for block, times in runs.others.items())
+    return Issued(sum(census.values()), others, Counter({o: n for o, n in census.items() if n}), words)
 
 
 def _starts(instructions: list[Instruction], labels: dict[str, int]) -> list[int]:

@@ -4,7 +4,7 @@
     t_issue   instructions of a warp x warps launched, over SMs x 4 schedulers x clock
     ratio     time over the larger of the two, whose name is the limiting resource: 1 is the best there can be
 
-Instructions are those that `machine_code` is certain of, the clock is the highest that the chip has: through them
+Instructions are those of the shortest way through the code, the clock is the highest that the chip has: through them
 t_issue is never too long, nor the ratio too small. Necessary bytes may still come from a cache, and a copy is not the
 fastest that memory can do, so a ratio somewhat below 1 is possible.
 """
@@ -48,8 +48,8 @@ class Counted:
     """Instructions of all launches of one call. opcodes: the most frequent ones and their shares, in words. missing:
     why there is no number, else ""."""
 
-    always: int | None
-    sometimes: int | None
+    least: int | None
+    others: int | None
     opcodes: str
     missing: str
 
@@ -59,7 +59,7 @@ class Row:
     """One kernel.
 
     kernel: name. seconds: median. copy: bytes per second of copies right before and after. bytes: necessary.
-    instructions: issued by all warps at least; sometimes: what may come on top. t_bytes, t_issue, ratio: as above.
+    instructions: issued by all warps at least; others: what may come on top. t_bytes, t_issue, ratio: as above.
     limit: "bytes" or "issue". share: of the copy's speed; floor: the least asked for. peak: most device memory over
     inputs and outputs. verdict: met, missed or not judged. note: why something is absent.
     """
@@ -69,7 +69,7 @@ class Row:
     copy: float
     bytes: int
     instructions: int | None
-    sometimes: int | None
+    others: int | None
     t_bytes: float
     t_issue: float | None
     ratio: float
@@ -112,19 +112,19 @@ def counted(launches: Sequence[Launch], trips: Mapping[str, tuple[int, ...]]) ->
     """
     if not launches:
         return Counted(None, None, "", "nothing was launched through hw.launches")
-    always = sometimes = 0
+    least = others = 0
     census: Counter[str] = Counter()
     for one in launches:
         try:
             issued = machine_code.count(machine_code.sass(one.compiled), trips.get(one.name, ()))
         except ValueError as error:
             return Counted(None, None, "", f"{one.name}: {error}")
-        always += issued.always * one.warps
-        sometimes += issued.sometimes * one.warps
+        least += issued.least * one.warps
+        others += issued.others * one.warps
         for opcode, number in issued.census.items():
             census[opcode] += number * one.warps
-    words = ", ".join(f"{opcode} {100 * number / always:.0f} %" for opcode, number in census.most_common(SHOWN))
-    return Counted(always, sometimes, words, "")
+    words = ", ".join(f"{opcode} {100 * number / least:.0f} %" for opcode, number in census.most_common(SHOWN))
+    return Counted(least, others, words, "")
 
 
 def placed(
@@ -139,7 +139,7 @@ def placed(
 ) -> Row:
     """The row of a kernel that took `seconds`, beside a copy of `copy` bytes per second. rate: of `Chip`."""
     t_bytes = necessary / copy
-    t_issue = None if found.always is None else found.always / rate
+    t_issue = None if found.least is None else found.least / rate
     bound, limit = max((t_bytes, "bytes"), (t_issue or 0.0, "issue"))
     ratio, share = seconds / bound, t_bytes / seconds
     if floor is not None and share < floor:
@@ -149,7 +149,7 @@ def placed(
     else:
         verdict = "missed" if t_issue is not None else "not judged"
     return Row(
-        *(kernel, seconds, copy, necessary, found.always, found.sometimes, t_bytes, t_issue, ratio, limit, share),
+        *(kernel, seconds, copy, necessary, found.least, found.others, t_bytes, t_issue, ratio, limit, share),
         *(floor, peak, verdict, found.opcodes, found.missing),
     )
 
