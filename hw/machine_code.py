@@ -13,10 +13,10 @@ least `least`, and at most `least + others` and what it calls.
 What is not known. Turns of loops are not in the code: the caller gives them, and they are those of the machine's loops,
 after the assembler has unrolled and split them; ptxas tests at a loop's end, so its whole body turns. A loop of which
 turns are given is taken to be entered, so a branch around it is not taken. Loops that begin at one instruction are one;
-one that waits for memory turns once at least. EXIT under a predicate is taken to end lanes, not the warp: what follows
-it counts, too much for warps that end there. Functions that are called (slow paths of FP32 division, for one) are not
-counted, their calls are. Some pipes take an instruction only every second clock or less often; that bound is not this
-one.
+one that waits for memory turns once at least. EXIT under a predicate is taken to end lanes, not the warp, unless
+nothing else ends its loop: what follows it counts, too much for warps that end there. Functions that are called (slow
+paths of FP32 division, for one) are not counted, their calls are. Some pipes take an instruction only every second
+clock or less often; that bound is not this one.
 """
 
 from __future__ import annotations
@@ -140,6 +140,7 @@ def count(text: str, trips: Sequence[int] = ()) -> Issued:
     starts = _starts(instructions, labels)
     spans = [range(a, b) for a, b in pairwise([*starts, len(instructions)])]
     graph = _graph(instructions, labels, spans)
+    _open(graph, instructions, spans)
     found = flow.loops(graph)
     words = tuple(_described(instructions, spans, loop) for loop in found)
     if len(words) != len(trips):
@@ -166,6 +167,15 @@ def _graph(instructions: list[Instruction], labels: dict[str, int], spans: list[
     """The blocks that may follow each block."""
     block_at = {span.start: block for block, span in enumerate(spans)}
     return [{flow.END if i is None else block_at[i] for i in _after(instructions, labels, span[-1])} for span in spans]
+
+
+def _open(graph: list[set[int]], instructions: list[Instruction], spans: list[range]) -> None:
+    """Let a loop that only EXIT under a predicate leaves end there."""
+    for loop in flow.loops(graph):
+        if not any(graph[block] - loop.blocks for block in loop.blocks):
+            for block in loop.blocks:
+                if instructions[spans[block][-1]].kind in _ENDS:
+                    graph[block].add(flow.END)
 
 
 def _after(instructions: list[Instruction], labels: dict[str, int], i: int) -> set[int | None]:

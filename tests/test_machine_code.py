@@ -308,6 +308,12 @@ def test_a_loop_that_is_said_to_turn_is_entered() -> None:
     assert count(listing(text), (0,)).least == 2
 
 
+def test_a_loop_may_be_left_by_an_exit_alone() -> None:
+    """By hand: MOV and EXIT in each of 4 turns; the branch back is not on the last turn's way."""
+    found = count(listing("FADD R1, R1, R1\n.L_a:\nMOV R0, R0\n@!P0 EXIT\nBRA `(.L_a)"), (4,))
+    assert (found.least, found.others) == (1 + 2 * 4, 4)
+
+
 def test_a_second_latch_is_the_same_loop() -> None:
     """`continue`: the code behind it is left out at times, the loop stays one."""
     text = ".L_a:\nMOV R0, R0\n@P1 BRA `(.L_a)\nFADD R1, R1, R1\n@P7 BRA `(.L_a)\nEXIT"
