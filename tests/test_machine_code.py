@@ -339,6 +339,9 @@ def test_blocks_of_a_graph() -> None:
     graph = [{1}, {2, 3}, {4}, {4}, {1, 5}, {flow.END}]
     assert flow.loops(graph) == [flow.Loop(1, frozenset({1, 2, 3, 4}))]
     assert flow.runs(graph, (6,), [1, 1, 5, 2, 1, 1]) == flow.Runs({0: 1, 1: 6, 3: 6, 4: 6, 5: 1}, {2: 6})
+    # a loop of blocks 1 and 2 that may be left from 1, through a longer block that runs once
+    left = [{1}, {2, 3}, {1, 4}, {4}, {flow.END}]
+    assert flow.runs(left, (5,), [1, 1, 2, 3, 1]) == flow.Runs({0: 1, 1: 5, 3: 1, 4: 1}, {2: 5})
     assert flow.reachable([{1}, {flow.END}, {1}]) == {0, 1}
 
 
