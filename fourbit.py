@@ -81,6 +81,14 @@ def _bench(argv: list[str]) -> int:
         from hw import bench_matmul
 
         return bench_matmul.main(argv[1:])
+    if argv[:1] == ["hw"]:
+        from hw import bench_hw
+
+        return bench_hw.main(argv[1:])
+    if argv[:1] == ["experts"]:
+        from hw import bench_experts
+
+        return bench_experts.main(argv[1:])
 
     from hw import bench_numerics
 
@@ -137,7 +145,7 @@ COMMANDS: dict[str, Command] = {
     "check": Command("say which quantizer made the bytes of a dump, or what is wrong with them", _check),
     "vectors": Command("write the conformance pack: golden vectors that need nothing else of fourbit", _vectors),
     "bench": Command(
-        "time quantizers, products, training steps or the monitor: bench numerics|matmul|training|monitor", _bench
+        "time the emulation, training or kernels: bench numerics|matmul|training|monitor|hw|experts", _bench
     ),
     "formats": Command("print tables of the element and block formats", _formats),
     "show": Command("take one code of a format apart, or encode a number: show E4M3 0x6C", _show),

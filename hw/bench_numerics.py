@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from torch import Tensor
 import numerics as nm
 from numerics import compiled
 
+from .clocks import clock_of
 from .device import DeviceAbsent, conditions, resolve
 from .record import require_writable, write_csv
 
@@ -102,39 +102,12 @@ class Row:
 
 def durations(operations: list[Operation], rounds: int, device: torch.device, warm_up: int = 2) -> np.ndarray:
     """Seconds per run of each operation and of its reference right before it, (rounds, operations, 2)."""
-    clock = _device_clock(device) if device.type == "cuda" else _host_clock
+    clock = clock_of(device)
     references = {op.name: op.run for op in reversed(operations)}  # the first of a name
     for op in operations:
         for _ in range(warm_up):
             op.run()
     return np.array([[(clock(references[op.reference]), clock(op.run)) for op in operations] for _ in range(rounds)])
-
-
-def _host_clock(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def _device_clock(device: torch.device, calls: int = 10) -> Callable[[Callable[[], Any]], float]:
-    """A clock of the device's own time, mean of `calls` in its queue.
-
-    One more call comes first and is not measured: while the device runs it, the host queues the others. Otherwise the
-    time that the host takes for its first call, 0.1 ms for a compiled function, would stand in the result.
-    """
-
-    def clock(run: Callable[[], Any]) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        with torch.cuda.device(device):
-            run()
-            start.record()
-            for _ in range(calls):
-                run()
-            end.record()
-            end.synchronize()
-        return start.elapsed_time(end) / calls / 1e3
-
-    return clock
 
 
 def peak_memory(run: Callable[[], Any], x: Tensor) -> float | None:
@@ -281,10 +254,11 @@ def main(argv: list[str]) -> int:
     """`fourbit bench numerics ...`: print the table; 0 if it ran, whatever it shows, 2 without the device."""
     if argv[:1] != ["numerics"]:
         if argv[:1] in (["-h"], ["--help"]):
-            print("usage: fourbit bench numerics|matmul|training|monitor [OPTIONS]; each has its own --help")
+            print("usage: fourbit bench numerics|matmul|training|monitor|hw|experts [OPTIONS]; each has its own --help")
             return 0
         raise ValueError(
-            f"bench {' '.join(argv[:1]) or 'of nothing'}: use `fourbit bench numerics`, matmul, training or monitor"
+            f"bench {' '.join(argv[:1]) or 'of nothing'}: use `fourbit bench numerics`, matmul, training, monitor, hw "
+            "or experts"
         )
     config = tyro.cli(BenchConfig, args=argv[1:], prog="fourbit bench numerics")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,11 @@ class Launch:
     compiled: Any
     grid: tuple[int, ...]
     num_warps: int
+
+    @property
+    def warps(self) -> int:
+        """Of all programs."""
+        return math.prod(self.grid) * self.num_warps
 
 
 _recordings: list[list[Launch]] = []
@@ -36,4 +42,4 @@ def recording() -> Iterator[list[Launch]]:
     try:
         yield kept
     finally:
-        _recordings.remove(kept)
+        _recordings[:] = [other for other in _recordings if other is not kept]  # not one of equal contents

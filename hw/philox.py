@@ -25,6 +25,7 @@ from numerics import Random
 from numerics.philox import GROUP, as_words, require_broadcast
 
 from .device import require_launch
+from .launches import launch
 
 BLOCK = 256  # counters of one program
 
@@ -145,7 +146,7 @@ def philox(key: Any, counter: Any, rounds: int = 10) -> Any:
     out = torch.empty_like(counter_words)
     n = math.prod(lead)
     if n:
-        _words_kernel[(triton.cdiv(n, BLOCK),)](key_words, counter_words, out, n, ROUNDS=rounds, BLOCK=BLOCK)
+        launch(_words_kernel, (triton.cdiv(n, BLOCK),), key_words, counter_words, out, n, ROUNDS=rounds, BLOCK=BLOCK)
     return out.numpy() if is_numpy else out
 
 
@@ -170,5 +171,5 @@ def fields(random: Random, expert: Tensor | int, line: Tensor, group: Tensor, el
     n = counter[..., 0].numel()
     if n:
         blocks = (triton.cdiv(n, BLOCK),)
-        _fields_kernel[blocks](key, counter.contiguous(), out, n, NARROW=element_bits <= 4, BLOCK=BLOCK)
+        launch(_fields_kernel, blocks, key, counter.contiguous(), out, n, NARROW=element_bits <= 4, BLOCK=BLOCK)
     return out

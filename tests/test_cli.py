@@ -130,6 +130,25 @@ def test_a_command_gets_its_arguments_and_its_exit_code_is_returned(name: str, s
     assert seen == [["run", "--x=1"]]
 
 
+@pytest.mark.parametrize(
+    ("word", "module"),
+    [
+        ("matmul", "hw.bench_matmul"),
+        ("hw", "hw.bench_hw"),
+        ("experts", "hw.bench_experts"),
+        ("training", "studies.bench_training"),
+    ],
+)
+def test_a_bench_gets_its_own_arguments(
+    word: str, module: str, stand_in: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setitem(MODULES, "bench", module)
+    stand_in("bench", lambda argv: seen.append(argv) or 7)
+    assert fourbit.main(["bench", word, "--x=1"]) == 7
+    assert seen == [["--x=1"]] and word in fourbit.COMMANDS["bench"].summary
+
+
 def test_the_trainer_gets_the_emulated_operations(stand_in: Callable) -> None:
     seen = []
     stand_in("train", lambda argv, ops: seen.append((argv, ops.__name__)) or 0)
