@@ -171,7 +171,7 @@ def along_tokens(
         if offsets is not None:
             raise refuse("groups along the rows of matrices (E, N, K)")
         offsets = tuple(range(0, shape[0] * shape[1] + 1, shape[1])) if shape[1] else (0,) * (shape[0] + 1)
-    flat = x.reshape(-1, shape[-1])
+    flat = x.reshape(shape[:-1].numel(), shape[-1])
     lead = shape[:-2]
     if fmt is nm.MXFP8 and cast.outer is None and signs is None:
         codes, found = tokens(flat, offsets, scales, outer, factor, random)

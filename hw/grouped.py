@@ -36,13 +36,23 @@ def decoded(
     if e == "E2M1" and q.fmt.block == 16 and narrow and plain_rows and whole and outer is None and factor is None:
         if isinstance(q, PackedTensor) and q.exact is not None:
             return q.exact.view(q.shape), None
-        flat = packed_bytes(q).reshape(-1, q.shape[-1] // 2)
-        return decode_nvfp4(flat, q.scales.reshape(len(flat), -1).contiguous()).view(q.shape), None
+        rows = q.shape[:-1].numel()
+        flat, scales = packed_bytes(q).reshape(rows, q.shape[-1] // 2), q.scales.reshape(rows, q.scales.shape[-1])
+        return decode_nvfp4(flat, scales.contiguous()).view(q.shape), None
     rows, columns = q.shape[:-1].numel(), q.scales.shape[-1]
     table = _lines(tuple(q.shape), q.axis, q.fmt.block, q.fmt.tile, q.groups, str(q.scales.device))
     across = q.fmt.block if q.axis == len(q.shape) - 1 else q.fmt.tile
     codes = q.codes.reshape(rows, q.shape[-1]).contiguous()
-    out, flag = decode(codes, q.scales.reshape(-1, columns).contiguous(), table, e, across, outer, factor, narrow)
+    out, flag = decode(
+        codes,
+        q.scales.reshape(q.scales.shape[:-1].numel(), columns).contiguous(),
+        table,
+        e,
+        across,
+        outer,
+        factor,
+        narrow,
+    )
     assert s is not None
     return out.view(q.shape), flag if s.name == "E8M0" and narrow else None
 

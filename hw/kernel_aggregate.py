@@ -20,21 +20,12 @@ import numerics as nm
 
 from .device import require_launch
 from .kernel_blocks32 import column_mask, hadamard32, sign_piece, tiling
-from .kernel_casts import E4M3, FLT_MAX, INTERPRETED, S2F6, bf16_bits, e4m3_decoded, e8m0_value, float_of, widen
+from .kernel_casts import E4M3, FLT_MAX, S2F6, bf16_bits, e4m3_byte, e8m0_value, float_of, widen
 from .launches import launch
 
 SIZE = 32  # of the Hadamard transform
 PLAIN = tl.constexpr(3)  # beside S2F6 and E4M3: no codes
 _ELEMENTS = {nm.S2F6: S2F6.value, nm.E4M3: E4M3.value}
-
-
-@triton.jit
-def _e4m3_signed_value(code):
-    """float32 of E4M3 codes, uint8: by the instruction where there is one."""
-    if INTERPRETED:
-        return e4m3_decoded(code.to(tl.int32))
-    else:
-        return code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
 
 
 @triton.jit
@@ -54,7 +45,7 @@ def _decoded(row, column, width, inside, step, ELEMENT: tl.constexpr, P: tl.cons
         x = _s2f6_units(tl.load(at, mask=mask, other=0)) * step[:, None]
         return tl.maximum(x, -FLT_MAX, propagate_nan=tl.PropagateNan.ALL)
     else:
-        x = _e4m3_signed_value(tl.load(at, mask=mask, other=0)) * step[:, None]
+        x = e4m3_byte(tl.load(at, mask=mask, other=0)) * step[:, None]
         x = tl.minimum(x, FLT_MAX, propagate_nan=tl.PropagateNan.ALL)
         return tl.maximum(x, -FLT_MAX, propagate_nan=tl.PropagateNan.ALL)
 

@@ -32,6 +32,7 @@ MAGIC_BITS = tl.constexpr(0x4B400000)
 FLT_MAX = tl.constexpr(3.4028234663852886e38)
 INFINITY_BITS = tl.constexpr(0x7F800000)
 TWO_120, TWO_126 = tl.constexpr(1.329227995784916e36), tl.constexpr(8.507059173023462e37)
+TWO_MINUS_126 = tl.constexpr(1.1754943508222875e-38)
 E2M1, E4M3, S2F6 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -86,10 +87,15 @@ def e2m1_line(a):
 
 
 @triton.jit
-def e2m1_line_of_value(v):
-    """MAGIC + code of a magnitude that is an E2M1 value."""
-    low = tl.minimum(tl.fma(v, 2.0, MAGIC), v + (MAGIC + 2.0))
-    return tl.minimum(tl.fma(v, 0.5, MAGIC + 4.0), low)
+def e2m1_code(a):
+    """Code (int32) of the magnitude a, nearest even, saturating."""
+    return bits_of(e2m1_line(a)) - MAGIC_BITS
+
+
+@triton.jit
+def e2m1_code_of_value(v):
+    """Code (int32) of a magnitude that is an E2M1 value: its bits as a float32 of the same small exponent."""
+    return bits_of(v * TWO_MINUS_126) >> 22
 
 
 @triton.jit
@@ -102,12 +108,6 @@ def e2m1_value(a):
     a = tl.minimum(a, 6.0)
     big = tl.maximum(float_of(bits_of(a) & INFINITY_BITS), 1.0) * 4194304.0
     return (a + big) - big
-
-
-@triton.jit
-def e2m1_value_of_line(line):
-    """Value of MAGIC + code of a magnitude."""
-    return float_of((bits_of(line) - MAGIC_BITS) << 22) * TWO_126
 
 
 @triton.jit
@@ -163,6 +163,15 @@ def e4m3_decoded(code):
     """Value of a code 0 to 255."""
     magnitude = tl.where((code & 0x7F) == 0x7F, float("nan"), e4m3_value(code & 0x7F))
     return float_of(bits_of(magnitude) | ((code & 0x80) << 24))
+
+
+@triton.jit
+def e4m3_byte(code):
+    """float32 of E4M3 codes, uint8: by the instruction where there is one."""
+    if INTERPRETED:
+        return e4m3_decoded(code.to(tl.int32))
+    else:
+        return code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
 
 
 @triton.jit
@@ -229,9 +238,9 @@ def tree8(d, N: tl.constexpr):
 
 
 @triton.jit
-def nibbles(line, x, N: tl.constexpr):
-    """Eight E2M1 codes, MAGIC + code (N, 8), with the signs of x, in an int32 (N,), the first in the low nibble."""
-    code = (bits_of(line) - MAGIC_BITS) | ((bits_of(x) >> 28) & 8)
+def nibbles(code, x, N: tl.constexpr):
+    """Eight E2M1 codes (N, 8) of magnitudes, with the signs of x, in an int32 (N,), the first in the low nibble."""
+    code = code | ((bits_of(x) >> 28) & 8)
     return tl.sum(code << (tl.arange(0, 8) * 4)[None, :], axis=1)
 
 

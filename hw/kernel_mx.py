@@ -22,11 +22,10 @@ from .kernel_casts import (
     E2M1,
     E4M3,
     INFINITY_BITS,
-    MAGIC_BITS,
     S2F6,
     bits_of,
+    e2m1_code,
     e2m1_drawn,
-    e2m1_line,
     e4m3_drawn,
     e4m3_signed,
     float_of,
@@ -49,10 +48,10 @@ def _piece(y, field, finite, ELEMENT: tl.constexpr, DRAWN: tl.constexpr, N: tl.c
     """Codes of eight scaled values a block, int32: (N, 2) of four bytes, or (N,) of eight nibbles."""
     if ELEMENT == E2M1:
         if DRAWN:
-            line = float_of(e2m1_drawn(tl.abs(y), field) + MAGIC_BITS)
+            code = e2m1_drawn(tl.abs(y), field)
         else:
-            line = e2m1_line(tl.abs(y))
-        return tl.where(finite, nibbles(line, y, N), 0x77777777)
+            code = e2m1_code(tl.abs(y))
+        return tl.where(finite, nibbles(code, y, N), 0x77777777)
     elif ELEMENT == E4M3:
         if DRAWN:
             code = e4m3_drawn(tl.minimum(tl.abs(y), 448.0), field) | ((bits_of(y) >> 24) & 0x80)

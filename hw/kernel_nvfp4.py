@@ -23,13 +23,12 @@ from .device import require_launch
 from .kernel_casts import (
     FLT_MAX,
     INFINITY_BITS,
-    MAGIC_BITS,
     bits_of,
+    e2m1_code,
+    e2m1_code_of_value,
+    e2m1_decoded,
     e2m1_drawn,
-    e2m1_line,
-    e2m1_line_of_value,
     e2m1_value,
-    e2m1_value_of_line,
     e4m3_scale,
     e4m3_value,
     float_of,
@@ -150,45 +149,46 @@ def _nvfp4(
         own = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
         tl.store(outers + own, one, mask=own < rows)
         outer, encode = _per_block(one, ROWS, WIDTH), _per_block(inverse, ROWS, WIDTH)
+        decode = _per_block(tl.div_rn(1.0, inverse), ROWS, WIDTH)
     else:
         outer = tl.load(outers + row // span, mask=inside, other=1.0)
         encode = tl.load(encodes + row // span, mask=inside, other=1.0)
+        decode = tl.div_rn(1.0, encode)
     a, b = tl.abs(xa), tl.abs(xb)
     if FOUR_OVER_SIX:
         if (tl.min(outer) < 1e-27) | (tl.max(outer) > 1e27):
             code, va, vb = _four_over_six(a, b, amax, outer, N, True)
         else:
             code, va, vb = _four_over_six(a, b, amax, outer, N, False)
-        la, lb = e2m1_line_of_value(va), e2m1_line_of_value(vb)
+        ca, cb = e2m1_code_of_value(va), e2m1_code_of_value(vb)
     else:
         code, scale = e4m3_scale(amax * (encode * 0.1666666716337204))  # fl(1 / 6)
-        step = scale * tl.div_rn(1.0, encode)
+        step = scale * decode
         multiplier = tl.where(step == 0, FLT_MAX, tl.minimum(tl.div_rn(1.0, tl.where(step == 0, 1.0, step)), FLT_MAX))
         a, b = a * multiplier[:, None], b * multiplier[:, None]
         if DRAWN:
             expert = tl.load(experts + row, mask=row < rows, other=0)
             line = tl.load(lines + row, mask=row < rows, other=0)
             fa, fb = drawn_fields(key, expert, line, place, N, True)
-            la = float_of(e2m1_drawn(a, fa) + MAGIC_BITS)
-            lb = float_of(e2m1_drawn(b, fb) + MAGIC_BITS)
+            ca, cb = e2m1_drawn(a, fa), e2m1_drawn(b, fb)
         else:
-            la, lb = e2m1_line(a), e2m1_line(b)
+            ca, cb = e2m1_code(a), e2m1_code(b)
     tl.store(scales + scale_place(row, place, blocks, SWIZZLED), tl.where(finite, code, 0x7F).to(tl.uint8), mask=inside)
-    both = tl.join(nibbles(la, xa, N), nibbles(lb, xb, N))
+    both = tl.join(nibbles(ca, xa, N), nibbles(cb, xb, N))
     both = tl.where(finite[:, None], both, 0x77777777)
     at = row * blocks + place
     tl.store(codes + at[:, None] * 2 + tl.arange(0, 2)[None, :], both, mask=inside[:, None])
     if VALUES:
         stored = tl.where(finite, e4m3_value(code), float("nan"))[:, None]
         spot = values + at[:, None] * 16 + tl.arange(0, 8)[None, :]
-        tl.store(spot, _signed_bits(la, xa, stored).to(tl.int16), mask=inside[:, None])
-        tl.store(spot + 8, _signed_bits(lb, xb, stored).to(tl.int16), mask=inside[:, None])
+        tl.store(spot, _signed_bits(ca, xa, stored).to(tl.int16), mask=inside[:, None])
+        tl.store(spot + 8, _signed_bits(cb, xb, stored).to(tl.int16), mask=inside[:, None])
 
 
 @triton.jit
-def _signed_bits(line, x, scale):
+def _signed_bits(code, x, scale):
     """BF16 bits of code value * block scale, which is exact, with the sign of x."""
-    return (bits_of(e2m1_value_of_line(line) * scale) >> 16) | ((bits_of(x) >> 16) & 0x8000)
+    return (bits_of(e2m1_decoded(code) * scale) >> 16) | ((bits_of(x) >> 16) & 0x8000)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .device import require_launch
-from .kernel_casts import FLT_MAX, INFINITY_BITS, MAGIC_BITS, bits_of, e2m1_line, e4m3_scale, float_of, widen
+from .kernel_casts import FLT_MAX, INFINITY_BITS, bits_of, e2m1_code, e4m3_scale, float_of, widen
 from .launches import launch
 
 
@@ -41,8 +41,7 @@ def _tiles(x, largest, encodes, codes, scales, rows, width, MEASURE: tl.constexp
         factor = tl.where(step == 0, FLT_MAX, tl.minimum(tl.div_rn(1.0, tl.where(step == 0, 1.0, step)), FLT_MAX))
         place = (tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)) * tl.num_programs(1) + tl.program_id(1)
         tl.store(scales + place, tl.where(finite, code, 0x7F).to(tl.uint8))
-        line = bits_of(e2m1_line(tl.abs(y) * factor)) - MAGIC_BITS
-        code = tl.where(finite, line | ((bits_of(y) >> 28) & 8), 7)
+        code = tl.where(finite, e2m1_code(tl.abs(y) * factor) | ((bits_of(y) >> 28) & 8), 7)
         tl.store(codes + at, code.to(tl.uint8), mask=mask)
 
 

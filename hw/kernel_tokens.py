@@ -22,7 +22,7 @@ from .kernel_casts import (
     E4M3,
     INFINITY_BITS,
     bits_of,
-    e2m1_decoded,
+    e4m3_byte,
     e4m3_decoded,
     e4m3_drawn,
     e4m3_signed,
@@ -34,20 +34,43 @@ from .kernel_casts import (
     widen,
 )
 from .launches import launch
-from .philox import philox_words, reverse16
+from .philox import philox_words, reverse32
 from .sources import block_table, key_words
 
+TWO_63 = tl.constexpr(9.223372036854775808e18)
 FLOATS, NVFP4, MXFP8 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
+def _raw(code):
+    """float32 of E2M1 codes in the low four bits of an int32, times 2^-126: sign and magnitude bits in their places."""
+    return float_of(((code << 28) >> 6) & -0x7E400000)
+
+
+@triton.jit
 def _nvfp4(x, scales, row, width, ok, COLUMNS: tl.constexpr):
-    """float32 (COLUMNS,): a row of packed codes times block scales, from column program_id(1) * COLUMNS on."""
-    pair = tl.program_id(1) * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
-    mask = (pair < width // 2) & ok
-    byte = tl.load(x + row * (width // 2) + pair, mask=mask, other=0).to(tl.int32)
-    scale = e4m3_decoded(tl.load(scales + row * (width // 16) + pair // 8, mask=mask, other=0).to(tl.int32))
-    return tl.reshape(tl.join(e2m1_decoded(byte & 15) * scale, e2m1_decoded(byte >> 4) * scale), (COLUMNS,))
+    """float32 (COLUMNS,): a row of packed codes times block scales, times 2^-63, from program_id(1) * COLUMNS on."""
+    block = tl.program_id(1) * (COLUMNS // 16) + tl.arange(0, COLUMNS // 16)
+    mask = (block < width // 16) & ok
+    at = (row * (width // 16) + block)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    byte = tl.load(x + at, mask=mask[:, None], other=0).to(tl.int32)
+    scale = e4m3_decoded(tl.load(scales + row * (width // 16) + block, mask=mask, other=0).to(tl.int32))
+    scale = (scale * TWO_63)[:, None]
+    return tl.reshape(tl.join(_raw(byte) * scale, _raw(byte >> 4) * scale), (COLUMNS,))
+
+
+@triton.jit
+def _mxfp8(x, scales, row, width, ok, COLUMNS: tl.constexpr):
+    """float32 (COLUMNS,): a row of codes times block scales, finite."""
+    block = tl.program_id(1) * (COLUMNS // 32) + tl.arange(0, COLUMNS // 32)
+    mask = (block < width // 32) & ok
+    at = (row * (width // 32) + block)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    code = tl.load(x + at, mask=mask[:, None], other=0)
+    power = tl.load(scales + row * (width // 32) + block, mask=mask, other=127).to(tl.int32)
+    y = e4m3_byte(code) * e8m0_value(power)[:, None]
+    if tl.max(power, 0) >= 246:  # 448 * 2^119 may be beyond float32
+        y = finite(y)
+    return tl.reshape(y, (COLUMNS,))
 
 
 @triton.jit
@@ -57,20 +80,23 @@ def _row(
 ):  # fmt: skip
     """float32 (COLUMNS,): row `row`, or zeros where it is not `ok`."""
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    mask = (column < width) & ok
     if SOURCE == NVFP4:
         y = _nvfp4(x, scales, row, width, ok, COLUMNS)
-    elif SOURCE == MXFP8:
-        code = tl.load(x + row * width + column, mask=mask, other=0).to(tl.int32)
-        power = tl.load(scales + row * (width // 32) + column // 32, mask=mask, other=127).to(tl.int32)
-        y = finite(e4m3_decoded(code) * e8m0_value(power))
+        if OUTER:
+            outer = tl.load(outers + row, mask=ok, other=0.0)
+            if outer > 1e15:
+                y = finite(y * TWO_63 * outer)
+            else:  # 2^63 passes from one factor to the other: both are exact, and so is what the product is of
+                y = y * (outer * TWO_63)
+        else:
+            y = y * TWO_63
     else:
-        y = widen(tl.load(x + row * width + column, mask=mask, other=0.0))
-    if OUTER:
-        outer = tl.load(outers + row, mask=ok, other=0.0)
-        y = y * outer
-        if outer > 1e30:  # below it no product overflows
-            y = finite(y)
+        if SOURCE == MXFP8:
+            y = _mxfp8(x, scales, row, width, ok, COLUMNS)
+        else:
+            y = widen(tl.load(x + row * width + column, mask=(column < width) & ok, other=0.0))
+        if OUTER:
+            y = finite(y * tl.load(outers + row, mask=ok, other=0.0))
     if FACTOR:
         y = y * tl.load(factors + row, mask=ok, other=0.0)
     return y
@@ -80,8 +106,9 @@ def _row(
 def _field(w0, w1, w2, w3, J: tl.constexpr):
     """Field (uint32 below 2^16) of element J of 16 from the words of its group: see `philox.group_fields`."""
     word = w0 if J // 4 == 0 else w1 if J // 4 == 1 else w2 if J // 4 == 2 else w3
-    half = word & 0xFFFF if J % 4 < 2 else word >> 16
-    return reverse16(half) if J % 2 == 1 else half
+    if J % 2 == 1:  # the halves of a reversed word are the reversed halves, in the other order
+        word = reverse32(word)
+    return word & 0xFFFF if J % 4 == 0 or J % 4 == 3 else word >> 16
 
 
 @triton.jit
@@ -151,7 +178,7 @@ def tokens(
     codes = x.new_empty(rows, width, dtype=torch.uint8)
     out = x.new_empty(len(table), width, dtype=torch.uint8)
     if codes.numel():
-        columns = min(512, max(16, triton.next_power_of_2(width)))
+        columns = min(512, max(32, triton.next_power_of_2(width)))
         launch(
             _tokens, (len(table), triton.cdiv(width, columns)), x, x if scales is None else scales,
             x if outer is None else outer, x if factor is None else factor, table,

@@ -21,10 +21,9 @@ from .device import require_launch
 from .kernel_casts import (
     FLT_MAX,
     INFINITY_BITS,
-    MAGIC_BITS,
     bits_of,
+    e2m1_code,
     e2m1_drawn,
-    e2m1_line,
     e4m3_scale,
     float_of,
     three_stages,
@@ -50,7 +49,7 @@ def _codes(y, field, finite, DRAWN: tl.constexpr):
     if DRAWN:
         code = e2m1_drawn(tl.abs(y), field)
     else:
-        code = bits_of(e2m1_line(tl.abs(y))) - MAGIC_BITS
+        code = e2m1_code(tl.abs(y))
     return tl.where(finite[:, None], code | ((bits_of(y) >> 28) & 8), 7).to(tl.uint8)
 
 

@@ -60,7 +60,9 @@ def quantize_tokens(
     if axis % x.ndim == x.ndim - 1:
         if groups is not None:
             raise refuse("groups along features")
-        return along_features(Source(x.view(-1, x.shape[-1])), cast, tuple(x.shape[:-1]), random, signs)
+        lead = x.shape[:-1]
+        weight = x.ndim == 3 and x.is_cuda  # multiplied more than once: its BF16 values are kept
+        return along_features(Source(x.view(lead.numel(), x.shape[-1])), cast, tuple(lead), random, signs, weight)
     return along_tokens(x, cast, groups, random, signs)
 
 
@@ -232,7 +234,7 @@ def _requantized(
     require_known(fmt)
     fast = fmt.name in ("NVFP4", "NVFP4_46", "MXFP8") and width % fmt.block == 0 and q.axis == len(q.shape) - 1
     if fast and cast.fmt is not None and cast.fmt.name == "MXFP8" and signs is None and len(q.shape) <= 3:
-        scales = q.scales.reshape(-1, q.scales.shape[-1]).contiguous()
+        scales = q.scales.reshape(q.shape[:-1].numel(), q.scales.shape[-1]).contiguous()
         return along_tokens(packed_bytes(q), cast, groups, random, None, scales, outer, factor)
     if cast.fmt is None:
         return decoded(q, True, outer, factor)[0]

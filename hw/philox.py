@@ -25,6 +25,7 @@ from numerics import Random
 from numerics.philox import GROUP, as_words, require_broadcast
 
 from .device import require_launch
+from .kernel_casts import INTERPRETED
 from .launches import launch
 
 BLOCK = 256  # counters of one program
@@ -69,6 +70,15 @@ def reverse16(x):
 
 
 @triton.jit
+def reverse32(x):
+    """The bits of each uint32 in reverse order: by the instruction where there is one."""
+    if INTERPRETED:
+        return (reverse16(x & 0xFFFF) << 16) | reverse16(x >> 16)
+    else:
+        return tl.inline_asm_elementwise("brev.b32 $0, $1;", "=r,r", [x], dtype=tl.uint32, is_pure=True, pack=1)
+
+
+@triton.jit
 def group_fields(w0, w1, w2, w3, NARROW: tl.constexpr):
     """Fields of the 16 elements of each group from its four words.
 
@@ -83,7 +93,7 @@ def group_fields(w0, w1, w2, w3, NARROW: tl.constexpr):
         low = words & 0xFFFF
         high = words >> 16
     pair = tl.join(low, high)  # (n, 4, 2)
-    return tl.reshape(tl.join(pair, reverse16(pair)), (w0.shape[0], _GROUP))
+    return tl.reshape(tl.join(pair, reverse32(pair) >> 16), (w0.shape[0], _GROUP))
 
 
 @triton.jit
