@@ -25,10 +25,10 @@ def _demo(argv: list[str]) -> int:
 
 
 def _train(argv: list[str]) -> int:
-    from numerics import ops
+    from hw.choose import operations
     from reference import train
 
-    return train.main(argv, ops)
+    return train.main(argv, operations)
 
 
 def _study(argv: list[str]) -> int:

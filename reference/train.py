@@ -51,7 +51,10 @@ from .schedule import Schedule, schedule
 __all__ = ["Result", "TrainConfig", "TrainingStopped", "check", "main", "require_resumable", "train"]
 
 # fields that do not change a bit of the run
-_NOT_IDENTITY = ("out", "progress", "activations", "monitor_every", "monitor_reference", "tensorboard", "raise_to")
+_NOT_IDENTITY = (
+    *("out", "progress", "activations", "monitor_every", "monitor_reference", "tensorboard", "raise_to"),
+    "ops",  # told by the module's own name
+)
 
 
 @dataclass(frozen=True)
@@ -82,10 +85,13 @@ class Result:
     saved_bytes: int | None = None
 
 
-def main(argv: list[str], ops: ModuleType) -> int:
-    """Run `fourbit train` with `argv`; return the exit code 0, or raise as `train` does."""
+def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
+    """Run `fourbit train` with `argv`; return the exit code 0, or raise as `train` does.
+
+    Args: operations: gives the module that `ops` and `device` of the command line name, or raises ValueError.
+    """
     config = tyro.cli(TrainConfig, args=argv, prog="fourbit train")
-    result = train(config, ops)
+    result = train(config, operations(config.ops, config.device))
     done = f"was finished already: {result.steps}" if result.resumed_from == result.steps else f"done: {result.steps}"
     print(
         f"{config.preset} in {result.folder} {done} steps, held-out {result.heldout_ce:.4f} nats "
@@ -100,7 +106,8 @@ def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str,
 
     Args:
         config: the run.
-        ops: the operations of the expert path, `numerics.ops` or a module with its functions.
+        ops: the operations of the expert path, `numerics.ops` or a module with its functions; `config.ops` names them
+            for whoever chooses it.
         on_progress: called after each step with that step's log record.
 
     Returns:

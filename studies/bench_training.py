@@ -20,7 +20,7 @@ import torch
 import tyro
 from torch import Tensor, nn
 
-from numerics import ops
+from hw.choose import operations
 from reference.checkpoint import write_atomic
 from reference.config import TrainConfig, can_be_file, check
 from reference.expert import Draw
@@ -46,6 +46,8 @@ class BenchConfig:
     """Recipes; bf16 is always there."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to train."""
+    ops: Literal["emulated", "triton"] = "emulated"
+    """What computes the experts."""
     large: bool = False
     """A model of about 100 million active parameters instead of the trainer's default."""
     batch: int | None = None
@@ -62,7 +64,7 @@ class _Stepper:
     """One recipe's model, and its steps."""
 
     def __init__(self, name: str, config: TrainConfig) -> None:
-        model = Transformer(config.model, preset(name), ops, config.seed)
+        model = Transformer(config.model, preset(name), operations(config.ops, config.device), config.seed)
         self.config, self.model, self.taken = config, model.to(config.device), 0
         self.optimizer = adamw(self.model, config)
 
@@ -102,7 +104,8 @@ def measure(config: BenchConfig) -> tuple[pd.DataFrame, int]:
         raise ValueError(f"out {str(config.out)!r} cannot be written; name a file in a folder that exists")
     model = LARGE if config.large else ModelConfig()
     batch = config.batch or (16 if config.large else TrainConfig(Path()).batch)
-    train = TrainConfig(Path(), batch=batch, grain=batch, device=config.device, threads=config.threads, model=model)
+    where = {"device": config.device, "ops": config.ops, "threads": config.threads}
+    train = TrainConfig(Path(), batch=batch, grain=batch, **where, model=model)
     check(dataclasses.replace(train, eval_sequences=batch))
     names = [BASELINE, *(name for name in config.presets if name != BASELINE)]
     before = torch.get_num_threads()

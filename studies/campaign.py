@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from numerics import ops
+from hw.choose import operations
 from reference.checkpoint import latest
 from reference.train import TrainConfig, TrainingStopped, train
 
@@ -182,7 +182,7 @@ def _stage(config: TrainConfig, stop: int, channel: Connection, parent: int) -> 
             raise _StageEnd
 
     try:
-        train(config, ops, tell)
+        train(config, operations(config.ops, config.device), tell)
     except _StageEnd:
         pass
     except (ValueError, OSError, TrainingStopped) as error:

@@ -54,6 +54,8 @@ class DemoConfig:
     """Text file, folder or glob to train on; Python's own standard library if left out."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to train; never chosen for you."""
+    ops: Literal["emulated", "triton"] = "emulated"
+    """What computes the experts: the emulation, or Triton kernels with the same bits, on a GPU."""
     workers: int = 2
     """Runs that train at the same time, each on one core."""
     fast: bool = False
@@ -110,6 +112,7 @@ def train_config(config: DemoConfig, preset: str) -> TrainConfig:
         checkpoint_every=50,
         seed=config.seed,
         device=config.device,
+        ops=config.ops,
         threads=1,
         progress="hide",
         model=config.model,

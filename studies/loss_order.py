@@ -29,7 +29,7 @@ from typing import Any, Literal
 import pandas as pd
 import tyro
 
-from numerics import ops
+from hw.choose import operations
 from reference.checkpoint import make_folder, write_atomic, write_json
 from reference.data import load_corpus, require_sequences
 from reference.log import environment
@@ -72,6 +72,8 @@ class OrderConfig:
     """Text file, folder or glob to train on; Python's own standard library if left out."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to train; never chosen for you."""
+    ops: Literal["emulated", "triton"] = "emulated"
+    """What computes the experts: the emulation, or Triton kernels with the same bits, on a GPU."""
     workers: int = 2
     """Runs that train at the same time, each on one core; a GPU serves 12 to 16."""
     batch: int = 16
@@ -142,6 +144,7 @@ def train_config(config: OrderConfig, recipe: str, seed: int) -> TrainConfig:
         checkpoint_every=config.stage,
         seed=seed,
         device=config.device,
+        ops=config.ops,
         threads=1,
         progress="hide",
         model=config.model,
@@ -185,7 +188,7 @@ def _check(config: OrderConfig) -> None:
         config.model.check(preset(recipe))
         for run in (train_config(config, recipe, seed) for seed in config.seeds):
             if (run.out / "config.json").is_file():  # of another campaign, whose meta.json would be written over
-                require_resumable(run, ops)
+                require_resumable(run, operations(run.ops, run.device))
     corpus = load_corpus(config.data)
     require_sequences(corpus.train, "training part", 1, config.model.sequence, corpus.description)
     require_sequences(corpus.heldout, "held-out part", config.eval_sequences, config.model.sequence, corpus.description)
@@ -199,7 +202,7 @@ def _train(config: OrderConfig) -> tuple[pd.DataFrame, dict[str, Any]]:
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"{str(folder)!r} is a file; name a folder")
         make_folder(folder)
-    model = Transformer(config.model, preset(BASELINE), ops, 0)
+    model = Transformer(config.model, preset(BASELINE), operations(config.ops, config.device), 0)
     meta: dict[str, Any] = {
         "command": command_line(config),
         "recipes": list(config.recipes),

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from numerics import ops
+from hw.choose import operations
 from reference.checkpoint import checkpoint_path
 from reference.train import Result, TrainConfig, TrainingStopped, train
 
@@ -56,6 +56,7 @@ def train_all(
             while waiting and len(running) < workers:
                 config = waiting.pop(0)
                 if checkpoint_path(config.out, config.steps).exists():
+                    ops = operations(config.ops, config.device)
                     results[config.out] = train(config, ops)  # finished before: no process is needed to read it
                     on_end(config, results[config.out])
                 else:
@@ -112,7 +113,7 @@ def _work(config: TrainConfig, messages: Connection, parent: int) -> None:
         messages.send(("step", record))
 
     try:
-        messages.send(("result", train(config, ops, tell)))
+        messages.send(("result", train(config, operations(config.ops, config.device), tell)))
     except (ValueError, OSError, TrainingStopped) as error:
         messages.send(("error", error))
     finally:
