@@ -50,6 +50,11 @@ def _recipes(argv: list[str]) -> int:
 
 
 def _validate(argv: list[str]) -> int:
+    if argv[:1] == ["training"]:
+        from studies import training_match
+
+        return training_match.main(argv[1:])
+
     from hw import validate
 
     return validate.main(argv)
@@ -140,7 +145,10 @@ COMMANDS: dict[str, Command] = {
     "recipes": Command("print a recipe of number formats role by role, or what two differ in", _recipes),
     "study": Command("list, run NAME or report: questions, measurements and figures", _study),
     "order": Command("rank recipes by loss: equal data, paired seeds, intervals, published claims judged", _order),
-    "validate": Command("compare the kernels on this machine, or yours, with the emulation, bit for bit", _validate),
+    "validate": Command(
+        "compare kernels on this machine, or yours, with the emulation, bit for bit; validate training: whole runs",
+        _validate,
+    ),
     "probe": Command("find how this machine adds products, and which accumulator of the table does the same", _probe),
     "check": Command("say which quantizer made the bytes of a dump, or what is wrong with them", _check),
     "vectors": Command("write the conformance pack: golden vectors that need nothing else of fourbit", _vectors),

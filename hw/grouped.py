@@ -126,6 +126,13 @@ def columns_by_experts(a: Tensor, b: Tensor, groups: tuple[int, ...]) -> Tensor:
     return out
 
 
+@cached(maxsize=64)
+def _experts(groups: tuple[int, ...], device: str) -> Tensor:
+    """int64 (R,): the expert of each row."""
+    counts = torch.tensor([j - i for i, j in pairwise(groups)])
+    return torch.repeat_interleave(counts).to(device)
+
+
 def row_factors(a: Operand, b: Operand, groups: tuple[int, ...]) -> Tensor | None:
     """float32 (R,): fl(outer of the row * outer of its expert), or what there is of them."""
     first = a.outer if isinstance(a, BlockTensor) else None
@@ -139,8 +146,8 @@ def row_factors(a: Operand, b: Operand, groups: tuple[int, ...]) -> Tensor | Non
         if second.shape[-2:] != (1, 1):
             raise refuse("products of a weight's outer scales by rows")
         second = second.flatten()
-        counts = torch.tensor([j - i for i, j in pairwise(groups)], device=second.device)
-        second = second.expand(len(counts)).repeat_interleave(counts, output_size=rows)
+        experts = _experts(groups, str(second.device))
+        second = second.expand(len(groups) - 1).index_select(0, experts)
     if first is None or second is None:
         return first if second is None else second
     return first * second

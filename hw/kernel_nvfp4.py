@@ -233,7 +233,7 @@ def nvfp4(
     if rows and blocks:
         wide = triton.next_power_of_2(blocks)
         tall = max(1, 128 // wide)
-        warps = max(1, min(32, tall * wide // (64 if four_over_six else 128)))
+        warps = max(1, min(32, tall * wide // 64))
         launch(
             _nvfp4, (triton.cdiv(rows, tall),), *source.arguments, x if signs is None else signs,
             *((x, x, x) if words is None else (words.experts, words.lines, words.key)),

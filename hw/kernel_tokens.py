@@ -178,7 +178,7 @@ def tokens(
     codes = x.new_empty(rows, width, dtype=torch.uint8)
     out = x.new_empty(len(table), width, dtype=torch.uint8)
     if codes.numel():
-        columns = min(512, max(32, triton.next_power_of_2(width)))
+        columns = min(512 if scales is not None else 256, max(32, triton.next_power_of_2(width)))
         launch(
             _tokens, (len(table), triton.cdiv(width, columns)), x, x if scales is None else scales,
             x if outer is None else outer, x if factor is None else factor, table,

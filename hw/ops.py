@@ -25,11 +25,12 @@ from numerics.ops import Cast as Cast
 from numerics.ops import Operand as Operand
 from numerics.ops import Recast as Recast
 from numerics.ops import Wire as Wire
-from numerics.ops_arguments import draws, require_experts, require_index, require_operand, require_rows
+from numerics.ops_arguments import draws, require_experts, require_operand, require_rows
 from numerics.partition import check_groups
 
 from .casts import along_features, along_tokens, plain, refuse, require_known
 from .grouped import columns_by_experts, decoded, pair, row_factors, rows_by_experts
+from .indices import require_index
 from .kernel_aggregate import aggregate as sum_rows
 from .kernel_glu_backward import glu_backward as gradient_of_glu
 from .kernel_router import router_gradient as gradient_of_weights

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from numerics import BlockFormat, BlockTensor
-from numerics.arguments import require_row_numbers, require_tensor
 from numerics.blocks import made
 from numerics.layout import unpack_nibbles
 
+from .indices import require_index
 from .kernel_permute import permute
 
 
@@ -65,12 +65,11 @@ class PackedTensor(BlockTensor):
         """The rows `index`, gathered as they lie, in one launch."""
         if self.bytes.ndim != 2 or (self.outer is not None and self.outer.shape[0] == 1):
             return super().rows(index)
-        require_tensor(index, "index", (torch.int64, torch.int32))
-        if index.ndim != 1:
-            raise ValueError(f"index has shape {tuple(index.shape)}: pass one axis of row numbers")
-        require_row_numbers(index, "index", self.shape[0])
+        if not isinstance(index, Tensor) or index.dtype != torch.int64:
+            return super().rows(index)
+        require_index(index, "index", 1, self.shape[0])
         parts = (self.bytes, self.scales) if self.outer is None else (self.bytes, self.scales, self.outer)
-        codes, scales, *outer = permute(index.to(torch.int64), *parts)
+        codes, scales, *outer = permute(index, *parts)
         return PackedTensor.of(self.fmt, codes, scales, outer[0] if outer else None)
 
 

@@ -1,0 +1,22 @@
+"""Row numbers checked once: whether they lie inside is a question to the device, and waiting for its answer costs more
+than a small kernel. A tensor that was right stays so until something is written to it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from numerics.ops_arguments import require_index as check
+
+_right: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor -> (its version, axes, rows)
+
+
+def require_index(index: Tensor, name: str, axes: int, rows: int) -> None:
+    """As `numerics.ops_arguments.require_index`; nothing for a tensor that passed and was not written to since."""
+    if isinstance(index, Tensor) and not index.is_inference():
+        if _right.get(index) == (index._version, axes, rows):
+            return
+        check(index, name, axes, rows)
+        _right[index] = index._version, axes, rows
+    else:
+        check(index, name, axes, rows)
