@@ -24,6 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import tyro
 from torch import Tensor
@@ -189,7 +190,7 @@ def compare(config: MatchConfig) -> dict[str, Any]:
                 both.active = config.layers_every > 0 and step % config.layers_every == 0
                 starts = torch.randint(len(text) - config.model.sequence - 1, (config.batch,), generator=generator)
                 rows = [text[s : s + config.model.sequence + 1] for s in starts.tolist()]
-                tokens = torch.stack([torch.as_tensor(row, dtype=torch.int64) for row in rows]).to(config.device)
+                tokens = torch.from_numpy(np.stack(rows).astype(np.int64)).to(config.device)
                 first, second = (model.step(tokens) for model in models)
                 losses.append((first, second))
                 progress.advance()

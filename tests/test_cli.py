@@ -149,9 +149,9 @@ def test_a_bench_gets_its_own_arguments(
     assert seen == [["--x=1"]] and word in fourbit.COMMANDS["bench"].summary
 
 
-def test_the_trainer_gets_the_emulated_operations(stand_in: Callable) -> None:
+def test_the_trainer_is_told_how_operations_are_chosen(stand_in: Callable) -> None:
     seen = []
-    stand_in("train", lambda argv, ops: seen.append((argv, ops.__name__)) or 0)
+    stand_in("train", lambda argv, operations: seen.append((argv, operations("emulated", "cpu").__name__)) or 0)
     assert fourbit.main(["train", "--steps", "3"]) == 0
     assert seen == [(["--steps", "3"], "numerics.ops")]
 
