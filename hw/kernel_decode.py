@@ -23,6 +23,7 @@ from .kernel_casts import (
     bf16_bits,
     bits_of,
     e2m1_decoded,
+    e4m3_byte,
     e4m3_decoded,
     e8m0_value,
     finite,
@@ -46,31 +47,32 @@ def _decode(
     inside = row < rows
     mask = inside[:, None] & (column < width)[None, :]
     at = row[:, None] * width + column[None, :]
-    code = tl.load(codes + at, mask=mask, other=0).to(tl.int32)
+    code = tl.load(codes + at, mask=mask, other=0)
     line = tl.load(table + row, mask=inside, other=0).to(tl.int64)
-    spot = (line * columns)[:, None] + (column // BLOCK)[None, :]
-    scale = tl.load(scales + spot, mask=mask, other=0).to(tl.int32)
-    if POWERS:
-        scale = e8m0_value(scale)
-    else:
-        scale = e4m3_decoded(scale)
+    block = tl.program_id(1) * (WIDE // BLOCK) + tl.arange(0, WIDE // BLOCK)
+    there = inside[:, None] & (block < columns)[None, :]
+    byte = tl.load(scales + (line * columns)[:, None] + block[None, :], mask=there, other=127).to(tl.int32)
+    scale = e8m0_value(byte) if POWERS else e4m3_decoded(byte)
+    if BLOCK > 1:
+        scale = tl.reshape(tl.broadcast_to(scale[:, :, None], (ROWS, WIDE // BLOCK, BLOCK)), (ROWS, WIDE))
     if ELEMENT == E2M1:
-        y = e2m1_decoded(code) * scale
+        y = e2m1_decoded(code.to(tl.int32)) * scale
     elif ELEMENT == E4M3:
-        y = e4m3_decoded(code) * scale
+        y = e4m3_byte(code) * scale
     else:
-        y = s2f6_decoded(code) * scale
+        y = s2f6_decoded(code.to(tl.int32)) * scale
     if POWERS:
-        y = finite(y)
+        extreme = tl.max(tl.max(((byte < 3) | (byte > 246)).to(tl.int32), 1), 0) != 0
+        if extreme:
+            y = finite(y)
+            if NARROW and tl.max(tl.max(tl.where(mask, bits_of(y) & 0xFFFF, 0), 1), 0) != 0:
+                tl.store(flag, 1)
     if OUTER:
         y = finite(y * tl.load(outers + row, mask=inside, other=1.0)[:, None])
     if FACTOR:
         y = y * tl.load(factors + row, mask=inside, other=1.0)[:, None]
     if NARROW:
         tl.store(out + at, bf16_bits(y).to(tl.int16), mask=mask)
-        if POWERS:
-            if tl.max(tl.max(tl.where(mask, bits_of(y) & 0xFFFF, 0), 1), 0) != 0:
-                tl.store(flag, 1)
     else:
         tl.store(out + at, y, mask=mask)
 
@@ -101,7 +103,7 @@ def decode(
     powers = not (element == "E2M1" and block in (1, 16))
     flag = torch.zeros(1, dtype=torch.int32, device=codes.device)
     if out.numel():
-        wide = min(512, max(16, triton.next_power_of_2(width)))
+        wide = min(512, max(32, triton.next_power_of_2(width)))
         tall = _TILE // wide
         launch(
             _decode, (triton.cdiv(rows, tall), triton.cdiv(width, wide)), codes, scales, table,
