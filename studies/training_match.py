@@ -3,8 +3,9 @@
 Two questions, each for every step of a run:
 
     together    both models train side by side from one seed. Under products that have bits of their own ("exact") both
-                call the same product routine, and every loss and, at the end, every parameter must be equal, bit for
-                bit. Under "library" sums differ in their order, and a trajectory has no bound: its deviation is told.
+                call the same routine for every sum, the router's gradient too, and every loss and, at the end, every
+                parameter must be equal, bit for bit. Under "library" sums differ in their order, and a trajectory has
+                no bound: its deviation is told.
     layer by layer   the emulation trains, and every operation of every layer is computed by the kernels as well, from
                 the very same inputs: codes, scales, outer scales and all else with defined bits must be equal; sums of
                 undefined order must lie in the intervals of `hw.bounds`.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -38,6 +40,7 @@ from hw.compare import bits_of
 from hw.device import DeviceAbsent, describe, resolve
 from hw.record import write_record
 from hw.seam import seam
+from numerics import BlockTensor
 from numerics import ops as emulated
 from numerics.ops import Cast, Recast, Wire
 from reference.config import TrainConfig
@@ -110,6 +113,7 @@ class Both:
         summed = name == "router_gradient" or (name in PRODUCTS and given["accumulator"] == "library")
         if summed:
             ends, expected = _bounded(name, given, found)
+            found = {part: _on_cpu(x) for part, x in found.items()}
             for part, interval in ends.items():
                 x = bounds.value_of(part, found[part], _path(name, given))
                 self.judged[name] += int(interval.judged.sum())
@@ -139,12 +143,23 @@ def _outputs(name: str, result: Any) -> Outputs:
 def _path(name: str, given: dict[str, Any]) -> ExpertPath:
     """What `hw.bounds` asks of a path: the cast of h, or the wire."""
     plain, kept = Cast(None), Recast(None)
-    return ExpertPath("", given.get("hidden", plain), plain, kept, kept, given.get("wire", Wire(None)), ())
+    return ExpertPath("", given.get("hidden", plain), plain, kept, kept, _on_cpu(given.get("wire", Wire(None))), ())
+
+
+def _on_cpu(x: Any) -> Any:
+    """Where `hw.bounds` computes."""
+    if isinstance(x, BlockTensor):
+        outer = None if x.outer is None else x.outer.cpu()
+        return x.derived(codes=x.codes.cpu(), scales=x.scales.cpu(), outer=outer)
+    if isinstance(x, Wire):
+        return dataclasses.replace(x, signs=None if x.signs is None else x.signs.cpu())
+    return x.cpu() if isinstance(x, Tensor) else x
 
 
 def _bounded(name: str, given: dict[str, Any], found: Outputs) -> tuple[dict[str, bounds.Interval], Outputs]:
     renamed = {"w13": "w", "w2": "w", "h": "x"}
-    inputs = {renamed.get(key, key): value for key, value in given.items()}
+    inputs = {renamed.get(key, key): _on_cpu(value) for key, value in given.items()}
+    found = {key: _on_cpu(value) for key, value in found.items()}
     if name == "router_gradient":
         found = {"d_weights": found["payload"]}
         ends, follows = bounds.judged(name, _path(name, given), inputs, found)
@@ -178,11 +193,14 @@ def compare(config: MatchConfig) -> dict[str, Any]:
         raise ValueError(f"steps={config.steps}, layers_every={config.layers_every}: use 1 or more, 0 or more")
     kernels = operations(config.ops, config.device)
     both = Both(kernels)
+    if config.products == "exact":
+        kernels = SimpleNamespace(**vars(kernels) | {"router_gradient": emulated.router_gradient})
     models = [_Model(config, both), _Model(config, kernels)]
     text = load_corpus(None).train
     generator = torch.Generator().manual_seed(config.seed)
     losses: list[tuple[float, float]] = []
     before = torch.are_deterministic_algorithms_enabled()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA's products are first used
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with Progress(config.steps, "steps") as progress:
