@@ -11,9 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+import numerics as nm
 from hw.cases import DATA
 from hw.compare import Row, compare
 from hw.device import INTERPRET
+from numerics.swiglu import swiglu
+
+RANDOM = nm.Random((7, 0xFFFFFFF0), (66, 30))  # words for stochastic rounding
+GROUPS = (0, 0, 12, 17, 17, 45, 46)  # ragged, two experts without rows, the last with one row
 
 
 @pytest.fixture(params=["interpreter", "gpu"])
@@ -36,3 +41,15 @@ def assert_bits(found: Tensor, expected: Tensor) -> None:
     row = Row("", "", "")
     compare(row, "kernel", {"found": expected}, {"found": found.cpu()}, None)
     assert row.first is None, row.first
+
+
+def picked(rows: int, count: int) -> tuple[Tensor, Tensor]:
+    """Row numbers, int64 (count,), and a factor of each of these rows, float32, of both signs."""
+    draw = torch.Generator().manual_seed(rows + count)
+    return torch.randint(rows, (count,), generator=draw), torch.randn(count, generator=draw)
+
+
+def glu(x: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Gate and up, BF16 (R, 2F), of rows times their factor, and silu(gate) * up, BF16 (R, F)."""
+    gate_up = (x.to(torch.float32) * factor[:, None]).to(torch.bfloat16)
+    return gate_up, swiglu(*gate_up.chunk(2, -1))
