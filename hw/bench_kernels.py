@@ -170,6 +170,52 @@ def _tokens(device: torch.device, rows: int, width: int) -> Work:
     )
 
 
+def _tokens_plain(device: torch.device, rows: int, width: int) -> Work:
+    """BF16 rows of eight experts to MXFP8 along tokens, nearest."""
+    from .kernel_tokens import tokens
+
+    x, groups = normal(device, rows, width), tuple(range(0, rows + 1, rows // 8))
+    return Work(lambda: tokens(x, groups), (x,), TOKENS_TRIPS)
+
+
+def _both(device: torch.device, rows: int, width: int) -> Work:
+    """BF16 rows of eight experts to MXFP8 along both axes."""
+    from .kernel_both import both
+
+    x, groups = normal(device, rows, width), tuple(range(0, rows + 1, rows // 8))
+    return Work(lambda: both(x, groups), (x,))
+
+
+def _decode_nvfp4(device: torch.device, rows: int, width: int) -> Work:
+    """Packed NVFP4 to BF16."""
+    from .kernel_decode_nvfp4 import decode_nvfp4
+    from .kernel_nvfp4 import nvfp4
+    from .sources import Source
+
+    q = nvfp4(Source(normal(device, rows, width)))
+    return Work(lambda: decode_nvfp4(q.codes, q.scales), (q.codes, q.scales))
+
+
+def _decode_mxfp8(device: torch.device, rows: int, width: int) -> Work:
+    """MXFP8 along features to BF16."""
+    from .kernel_decode import decode
+    from .kernel_mx import mx
+    from .sources import Source
+
+    q = mx(Source(normal(device, rows, width)), "E4M3")
+    table = torch.arange(rows, device=device, dtype=torch.int32)
+    return Work(lambda: decode(q.codes, q.scales, table, "E4M3", 32, narrow=True), (q.codes, q.scales, table))
+
+
+def _router(device: torch.device, rows: int, width: int) -> Work:
+    """Gradients of one weight a token, from decoded FP32 rows."""
+    from .kernel_router import router_gradient
+
+    g, decoded = normal(device, rows, width), normal(device, rows, width, dtype=torch.float32)
+    signs, slots = hadamard_signs(32, (1, 2)).to(device, torch.float32), torch.arange(rows, device=device)[:, None]
+    return Work(lambda: router_gradient(g, decoded, slots, signs), (g, decoded, slots))
+
+
 def _aggregate(device: torch.device, rows: int, width: int) -> Work:
     """Rows in S2F6, one for each token, weighted, out of the Hadamard into BF16."""
     from .kernel_aggregate import aggregate
@@ -211,8 +257,13 @@ KERNELS: tuple[Timed, ...] = (
     Timed("SwiGLU, NVFP4, four-over-six", _swiglu),
     Timed("MXFP8 along features", _mx("E4M3", False)),
     Timed("NVFP4 to MXFP8 tokens, stochastic", _tokens, 0.25),
+    Timed("MXFP8 along tokens", _tokens_plain),
+    Timed("MXFP8 along both axes", _both),
+    Timed("NVFP4 to BF16", _decode_nvfp4, 0.85),
+    Timed("MXFP8 to BF16", _decode_mxfp8),
     Timed("RHT-32 and S2F6", _mx("S2F6", True), 0.60),
     Timed("aggregate", _aggregate),
+    Timed("router's gradient", _router),
     Timed("SwiGLU backward", _glu_backward),
     Timed("rows permuted", _permute),
     Timed("Philox words", _words),
