@@ -212,8 +212,13 @@ OUTPUTS = {  # bytes of results for 128 x 128 values
     "SwiGLU, NVFP4, four-over-six": 128 * 128 / 2 + 2 * SCALES + 128 * 4,
     "MXFP8 along features": 128 * 128 + SCALES,
     "NVFP4 to MXFP8 tokens, stochastic": 128 * 128 + 2 * SCALES,  # experts of 16 rows: half blocks
+    "MXFP8 along tokens": 128 * 128 + 2 * SCALES,
+    "MXFP8 along both axes": 2 * 128 * 128 + 3 * SCALES,
+    "NVFP4 to BF16": 2 * 128 * 128,
+    "MXFP8 to BF16": 2 * 128 * 128 + 4,  # and a flag
     "RHT-32 and S2F6": 128 * 128 + SCALES,
     "aggregate": 2 * 128 * 128,
+    "router's gradient": 128 * 4,
     "SwiGLU backward": 4 * 128 * 128,
     "rows permuted": 128 * 128 / 2 + 2 * SCALES + 128 * 4,
 }
