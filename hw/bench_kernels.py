@@ -204,7 +204,9 @@ def _decode_mxfp8(device: torch.device, rows: int, width: int) -> Work:
 
     q = mx(Source(normal(device, rows, width)), "E4M3")
     table = torch.arange(rows, device=device, dtype=torch.int32)
-    return Work(lambda: decode(q.codes, q.scales, table, "E4M3", 32, narrow=True), (q.codes, q.scales, table))
+    return Work(
+        lambda: decode(q.codes, q.scales, table, "E4M3", 32, powers=True, narrow=True), (q.codes, q.scales, table)
+    )
 
 
 def _router(device: torch.device, rows: int, width: int) -> Work:

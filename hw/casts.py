@@ -71,6 +71,8 @@ def along_features(
     require_known(fmt)
     if fmt is nm.NVFP4_2D:
         return in_tiles(source.tensor().view(*lead, width), cast, -1)
+    if random is not None and fmt in (nm.NVFP4_46, nm.MXS2F6):
+        raise refuse(f"{fmt.name} with {cast.rounding}")
     if width % fmt.block:
         if signs is not None:
             raise ValueError(f"x has rows of {width} values: a Hadamard transform of {len(signs)} must divide them")

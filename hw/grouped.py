@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from numerics import BlockTensor
+from numerics import E8M0, BlockTensor
 from numerics.cache import cached
 from numerics.ops import Operand
 from numerics.partition import Partition
@@ -30,7 +30,7 @@ def decoded(
 ) -> tuple[Tensor, Tensor | None]:
     """Values of a BlockTensor, FP32 or BF16, times float32 (R,) or nothing, and `decode`'s flag if it may be set."""
     require_known(q.fmt)
-    e, s = q.fmt.element.name, q.fmt.scale
+    e = q.fmt.element.name
     plain_rows = q.axis == len(q.shape) - 1
     whole = q.shape[-1] % 16 == 0 and q.fmt.tile == 1
     if e == "E2M1" and q.fmt.block == 16 and narrow and plain_rows and whole and outer is None and factor is None:
@@ -43,18 +43,9 @@ def decoded(
     table = _lines(tuple(q.shape), q.axis, q.fmt.block, q.fmt.tile, q.groups, str(q.scales.device))
     across = q.fmt.block if q.axis == len(q.shape) - 1 else q.fmt.tile
     codes = q.codes.reshape(rows, q.shape[-1]).contiguous()
-    out, flag = decode(
-        codes,
-        q.scales.reshape(q.scales.shape[:-1].numel(), columns).contiguous(),
-        table,
-        e,
-        across,
-        outer,
-        factor,
-        narrow,
-    )
-    assert s is not None
-    return out.view(q.shape), flag if s.name == "E8M0" and narrow else None
+    scales, powers = q.scales.reshape(q.scales.shape[:-1].numel(), columns).contiguous(), q.fmt.scale is E8M0
+    out, flag = decode(codes, scales, table, e, across, outer, factor, powers=powers, narrow=narrow)
+    return out.view(q.shape), flag if powers and narrow else None
 
 
 @cached(maxsize=64)

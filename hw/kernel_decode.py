@@ -85,22 +85,24 @@ def decode(
     block: int,
     outer: Tensor | None = None,
     factor: Tensor | None = None,
+    *,
+    powers: bool,
     narrow: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Values (R, K) of codes.
 
     Args:
-        codes: uint8 (R, K), contiguous. scales: uint8 (lines, columns), E4M3 codes under E2M1 in blocks of 16, else
-            E8M0. table: int32 (R,), the line of scales of each row. element: "E2M1", "E4M3", "S2F6". block: columns
-            that share a scale. outer, factor: float32 (R,), multiplied last, in this order. narrow: BF16.
+        codes: uint8 (R, K), contiguous. scales: uint8 (lines, columns), E8M0 codes if `powers`, else E4M3. table: int32
+            (R,), the line of scales of each row. element: "E2M1", "E4M3", "S2F6". block: columns that share a scale.
+        outer, factor: float32 (R,), multiplied last, in this order. narrow: BF16, rounded once.
 
-    Returns: float32 or bfloat16 (R, K), and an int32 (1,) that is 1 if BF16 did not hold a value under E8M0 scales.
+    Returns: float32 or bfloat16 (R, K), and an int32 (1,): 1 if narrow and BF16 does not hold a code's value under its
+        E8M0 scale.
     Raises: ValueError where the kernel cannot run.
     """
     require_launch(_decode, codes, "codes")
     rows, width = codes.shape
     out = torch.empty(rows, width, dtype=torch.bfloat16 if narrow else torch.float32, device=codes.device)
-    powers = not (element == "E2M1" and block in (1, 16))
     flag = torch.zeros(1, dtype=torch.int32, device=codes.device)
     if out.numel():
         wide = min(512, max(32, triton.next_power_of_2(width)))

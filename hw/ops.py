@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from numerics import BlockTensor, Random, matmul
+from numerics import BlockTensor, Random, Rounding, matmul
 from numerics import ops as emulated
 from numerics.arguments import require_kind, require_same_shape, require_tensor
 from numerics.codes import require_float
@@ -73,6 +73,8 @@ def _require_axis(x: Tensor, axis: int) -> None:
 
 
 def _words(fmt: Any, rounding: Any, random: Random | None) -> Random | None:
+    if rounding not in (Rounding.NEAREST_EVEN, Rounding.STOCHASTIC):
+        raise refuse(f"rounding={rounding}")
     if not draws(fmt, rounding):
         return None
     if random is None:
@@ -145,7 +147,7 @@ def aggregate(payload: Operand, slots: Tensor, weights: Tensor | None, wire: Wir
         payload = plain(payload)
         return sum_rows(payload, slots, weights, signs), payload.to(torch.float32)
     rows = decoded(payload, outer=None if payload.outer is None else _per_row(payload))[0]
-    if payload.fmt.element.name == "E2M1" or payload.outer is not None:
+    if payload.fmt.element.name == "E2M1" or payload.outer is not None or payload.axis != 1:
         return sum_rows(rows, slots, weights, signs), rows
     out = sum_rows(packed_bytes(payload), slots, weights, signs, payload.scales, payload.fmt.element)
     return out, rows

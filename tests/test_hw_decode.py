@@ -47,10 +47,10 @@ def check(q: nm.BlockTensor, there: torch.device, factor: Tensor | None = None) 
             expected = q.derived(outer=None if own is None else own[:, None]).dequantize()
             expected = expected if times is None else expected * times[:, None]
             rest = (None if own is None else own.to(there), None if times is None else times.to(there))
-            found, flag = decode(*parts, q.fmt.element.name, block, *rest)
+            found, flag = decode(*parts, q.fmt.element.name, block, *rest, powers=q.fmt.scale is nm.E8M0)
             assert_bits(found, expected)
             assert flag.tolist() == [0]
-            found, flag = decode(*parts, q.fmt.element.name, block, *rest, narrow=True)
+            found, flag = decode(*parts, q.fmt.element.name, block, *rest, powers=q.fmt.scale is nm.E8M0, narrow=True)
             assert_bits(found, expected.to(NARROW))
             held = (expected.to(NARROW).to(torch.float32) == expected) | expected.isnan()
             if q.fmt.scale is nm.E8M0:
@@ -84,7 +84,7 @@ def test_the_flag_of_each_scale(fmt: nm.BlockFormat, device: torch.device) -> No
     table = torch.zeros(1, dtype=torch.int32, device=device)
     for scale in (*range(12), 120, 127, 134, *range(244, 256)):
         one = (q.codes[:1].to(device), q.scales[scale : scale + 1].to(device), table)
-        found, flag = decode(*one, fmt.element.name, 32, narrow=True)
+        found, flag = decode(*one, fmt.element.name, 32, powers=True, narrow=True)
         assert flag.tolist() == [int(not held[scale])], scale
         assert_bits(found, expected[scale : scale + 1].to(NARROW))
 
@@ -130,6 +130,6 @@ def test_two_programs_and_nothing(device: torch.device) -> None:
     for rows, width in ((0, 64), (4, 0)):
         empty = torch.zeros(rows, width, dtype=torch.uint8, device=device)
         table = torch.zeros(rows, dtype=torch.int32, device=device)
-        found, flag = decode(empty, empty[:, : width // 32], table, "E4M3", 32, narrow=True)
+        found, flag = decode(empty, empty[:, : width // 32], table, "E4M3", 32, powers=True, narrow=True)
         assert found.shape == (rows, width) and flag.tolist() == [0]
         assert decode_nvfp4(empty[:, : width // 2], empty[:, : width // 16]).shape == (rows, width)
