@@ -103,7 +103,9 @@ def test_stochastic_rounding(name: str, device: torch.device) -> None:
         random = nm.Random(RANDOM.key, RANDOM.counter, groups)
         words = Words.of(random, 9, 1, device)
         check(nvfp4(rows, words=words), nm.quantize(x, nm.NVFP4, outer="row", rounding=SR, random=random))
-        check(nvfp4(rows, given=(one, one), words=words), nm.quantize(x, nm.NVFP4, outer=None, rounding=SR, random=random))
+        check(
+            nvfp4(rows, given=(one, one), words=words), nm.quantize(x, nm.NVFP4, outer=None, rounding=SR, random=random)
+        )
     stack = x.view(3, 3, 64)
     words = Words.of(RANDOM, 9, 3, device)
     check(nvfp4(rows, words=words), nm.quantize(stack, nm.NVFP4, outer="row", rounding=SR, random=RANDOM))
