@@ -410,7 +410,7 @@ for call in (
     try:
         call()
     except ValueError as error:
-        assert "is on cpu: a compiled kernel runs on a CUDA device; move it there, or set TRITON_INTERPRET=1" in str(error)
+        assert "is on cpu: a compiled kernel runs on a CUDA device; move it there, or set TRITON" in str(error)
         tried += 1
 print(tried)
 """
@@ -430,7 +430,7 @@ def test_compiled_kernels_refuse_a_tensor_of_the_cpu() -> None:
 
 
 def known(reason: str, function: str, *args: Any, **kwargs: Any) -> Any:
-    marks = pytest.mark.xfail(reason=reason, strict="any outer scale" not in reason)
+    marks = pytest.mark.xfail(reason=reason, strict=True)
     return pytest.param(function, args, kwargs, marks=marks, id=reason)
 
 
@@ -461,9 +461,6 @@ KNOWN = [
     ),
     known("MXFP8 along tokens is combined along features", "aggregate", along(nm.MXFP8), SLOTS, None, Wire(nm.MXFP8)),
     known("S2F6 along tokens is combined along features", "aggregate", along(nm.MXS2F6), SLOTS, None, Wire(nm.MXS2F6)),
-    known(
-        "rows without values have any outer scale", "quantize_tokens", X[:, :0].repeat(500, 1), Cast(nm.NVFP4, "row")
-    ),
     known("four axes along tokens", "quantize_tokens", STACK[None], Cast(nm.MXFP8), axis=-2),
 ]
 
@@ -471,6 +468,13 @@ KNOWN = [
 @pytest.mark.parametrize(("function", "args", "kwargs"), KNOWN)
 def test_what_is_asked_is_done_or_refused(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     same_or_refused(function, *args, **kwargs)
+
+
+@pytest.mark.xfail(reason="memory that nobody wrote is returned", strict=True)
+def test_outer_scales_of_rows_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *args, **kwargs: empty(*args, **kwargs).fill_(77))
+    same("quantize_tokens", X[:, :0], Cast(nm.NVFP4, "row"))
 
 
 @pytest.mark.xfail(reason="one matrix is taken for none", strict=True, raises=ValueError)
@@ -483,14 +487,14 @@ def test_one_matrix_has_an_outer_scale_of_its_own(fmt: nm.BlockFormat) -> None:
 @pytest.mark.xfail(reason="offsets that do not fit are told by torch", strict=True, raises=RuntimeError)
 @pytest.mark.parametrize("rows", [(0, 2, 5), (0, 5, 2, 9)])
 def test_random_rows_that_do_not_fit(rows: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="random.rows"):
+    with pytest.raises(ValueError, match=r"random\.rows"):
         ops.quantize_tokens(X, Cast(nm.NVFP4, "row", SR), nm.Random((1, 2), (3, 4), rows))
 
 
 @pytest.mark.xfail(reason="words of rows are drawn by column", strict=True)
 def test_random_rows_along_tokens() -> None:
     random = nm.Random((1, 2), (3, 4), (0, 2, 9))
-    with pytest.raises(ValueError, match="random.rows"):
+    with pytest.raises(ValueError, match=r"random\.rows"):
         ops.quantize_tokens(X, Cast(nm.MXFP8, None, SR), random, axis=-2)
 
 
