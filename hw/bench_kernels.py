@@ -203,10 +203,8 @@ def _decode_mxfp8(device: torch.device, rows: int, width: int) -> Work:
     from .sources import Source
 
     q = mx(Source(normal(device, rows, width)), "E4M3")
-    table = torch.arange(rows, device=device, dtype=torch.int32)
-    return Work(
-        lambda: decode(q.codes, q.scales, table, "E4M3", 32, powers=True, narrow=True), (q.codes, q.scales, table)
-    )
+    given = q.codes, q.scales, torch.arange(rows, device=device, dtype=torch.int32)
+    return Work(lambda: decode(*given, "E4M3", 32, powers=True, narrow=True), given)
 
 
 def _router(device: torch.device, rows: int, width: int) -> Work:

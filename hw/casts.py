@@ -69,7 +69,7 @@ def along_features(
     fmt, width = cast.fmt, source.width
     assert fmt is not None
     require_known(fmt)
-    if fmt is nm.NVFP4_2D:
+    if fmt == nm.NVFP4_2D:
         return in_tiles(source.tensor().view(*lead, width), cast, -1)
     if random is not None and fmt in (nm.NVFP4_46, nm.MXS2F6):
         raise refuse(f"{fmt.name} with {cast.rounding}")
@@ -81,9 +81,9 @@ def along_features(
     words = None if random is None else Words.of(random, source.rows, matrices, source.x.device)
     rotation = None if signs is None else on_device(signs, source.x)
     if fmt in NVFP4_KINDS:
-        source, given = _given(source, cast, matrices, signs)
+        source, given = _given(source, cast, matrices, len(lead) == 1, signs)
         q = nvfp4(
-            source, fmt is nm.NVFP4_46, given, cast.outer_rounding == "pow2", _of_size(rotation, 16), words, values
+            source, fmt == nm.NVFP4_46, given, cast.outer_rounding == "pow2", _of_size(rotation, 16), words, values
         )
     else:
         if cast.outer is not None:
@@ -104,10 +104,10 @@ def _of_size(signs: Tensor | None, size: int) -> Tensor | None:
 
 
 def _given(
-    source: Source, cast: Cast, matrices: int, signs: Tensor | None
+    source: Source, cast: Cast, matrices: int, flat: bool, signs: Tensor | None
 ) -> tuple[Source, tuple[Tensor, Tensor] | None]:
     """Outer and encode scales that are known before the kernel; None: each row finds its own."""
-    if cast.outer == "row":
+    if cast.outer == "row" or (cast.outer == "leading" and flat):
         return source, None
     if cast.outer is None:
         one = source.x.new_ones(1, dtype=torch.float32)
@@ -116,15 +116,13 @@ def _given(
         raise refuse(f"outer={cast.outer!r}, outer_rounding={cast.outer_rounding!r}, signs={signs is not None}")
     source = Source(source.tensor())
     many = 1 if cast.outer == "tensor" else matrices
-    if cast.outer == "leading" and matrices == 1 and source.rows != 1:
-        raise refuse("outer='leading' of a matrix")
     amax = block_amax(source.x, many)
     assert cast.fmt is not None
-    return source, outer_scale(amax, 1536.0 if cast.fmt is nm.NVFP4_46 else 2688.0)
+    return source, outer_scale(amax, 1536.0 if cast.fmt == nm.NVFP4_46 else 2688.0)
 
 
 def _outer_view(outer: Tensor, lead: tuple[int, ...], scope: Any) -> Tensor:
-    if scope == "row":
+    if scope == "row" or (scope == "leading" and len(lead) == 1):
         return outer.view(*lead, 1)
     return outer.view(*(lead[0] if d == 0 and scope == "leading" else 1 for d in range(len(lead) + 1)))
 
@@ -166,8 +164,12 @@ def along_tokens(
     """Rows (R, K) or (E, N, K) quantized along the axis before the last; scales, outer, factor: see `tokens`."""
     fmt, shape = cast.fmt, x.shape
     assert fmt is not None
-    if fmt is nm.NVFP4_2D:
+    if fmt == nm.NVFP4_2D:
+        if groups is not None:
+            raise refuse("tiles of ragged groups")
         return in_tiles(x, cast, -2)
+    if x.ndim > 3 or (random is not None and random.rows is not None and groups is None):
+        raise refuse(f"{fmt.name} along tokens of {x.ndim} axes, random.rows={random is not None and random.rows}")
     offsets = check_groups(groups, shape[-2])
     if x.ndim == 3:
         if offsets is not None:
@@ -175,13 +177,13 @@ def along_tokens(
         offsets = tuple(range(0, shape[0] * shape[1] + 1, shape[1])) if shape[1] else (0,) * (shape[0] + 1)
     flat = x.reshape(shape[:-1].numel(), shape[-1])
     lead = shape[:-2]
-    if fmt is nm.MXFP8 and cast.outer is None and signs is None:
+    if fmt == nm.MXFP8 and cast.outer is None and signs is None:
         codes, found = tokens(flat, offsets, scales, outer, factor, random)
         kept = offsets if x.ndim == 2 and groups is not None else None
         blocks = len(found) if x.ndim == 2 else -(-shape[-2] // 32)
         codes = codes.view(*shape[:-1], codes.shape[-1])
         return block_tensor(fmt, codes, found.view(*lead, blocks, found.shape[-1]), None, x.ndim - 2, kept)
-    if fmt is nm.NVFP4 and x.ndim == 2 and cast.outer in ("tensor", None) and scales is None:
+    if fmt == nm.NVFP4 and x.ndim == 2 and cast.outer in ("tensor", None) and scales is None:
         if cast.outer is None or cast.outer_rounding is not None:
             raise refuse(f"NVFP4 along tokens with outer={cast.outer!r}, outer_rounding={cast.outer_rounding!r}")
         rotation = None if signs is None else _of_size(on_device(signs, x), 16)

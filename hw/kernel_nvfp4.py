@@ -228,7 +228,7 @@ def nvfp4(
     codes, scales = x.new_empty(rows, blocks * 8, dtype=torch.uint8), x.new_empty(rows, blocks, dtype=torch.uint8)
     if swizzled:
         scales = x.new_zeros(math.prod(padded_scales(rows, blocks)), dtype=torch.uint8)
-    outer = x.new_empty(rows, 1, dtype=torch.float32) if given is None else given[0]
+    outer = x.new_ones(rows, 1, dtype=torch.float32) if given is None else given[0]  # a row without values keeps its 1
     out = x.new_empty(rows, blocks * 16, dtype=torch.bfloat16) if values else None
     if rows and blocks:
         wide = triton.next_power_of_2(blocks)

@@ -23,6 +23,10 @@ class PackedTensor(BlockTensor):
     """A BlockTensor whose blocks run along the last axis, contiguous; `exact`: its values without outer scale in BF16,
     where the kernel that made it wrote them too."""
 
+    def __new__(cls, *parts: Any, **named: Any) -> Any:
+        """Of single fields, as `dataclasses.replace` has them, a checked BlockTensor: nothing is known to be packed."""
+        return BlockTensor(*parts, **named) if parts or named else object.__new__(cls)
+
     @staticmethod
     def of(
         fmt: BlockFormat, bytes_: Tensor, scales: Tensor, outer: Tensor | None, exact: Tensor | None = None
@@ -65,8 +69,8 @@ class PackedTensor(BlockTensor):
         """The rows `index`, gathered as they lie, in one launch."""
         if self.bytes.ndim != 2 or (self.outer is not None and self.outer.shape[0] == 1):
             return super().rows(index)
-        if not isinstance(index, Tensor) or index.dtype != torch.int64:
-            return super().rows(index)
+        if isinstance(index, Tensor) and index.dtype == torch.int32:
+            index = index.to(torch.int64)
         require_index(index, "index", 1, self.shape[0])
         parts = (self.bytes, self.scales) if self.outer is None else (self.bytes, self.scales, self.outer)
         codes, scales, *outer = permute(index, *parts)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from numerics import Random
 from numerics.cache import cached
-from numerics.partition import Partition
+from numerics.partition import Partition, check_groups
 from numerics.swiglu import silu_tables, swiglu
 
 
@@ -84,7 +84,7 @@ class Words:
     def of(random: Random, rows: int, experts: int, device: torch.device) -> Words:
         """Words of a matrix along features: rows by expert as `random` says, or evenly by `experts`."""
         groups = tuple(range(0, rows + 1, rows // experts)) if random.rows is None and experts > 1 and rows else None
-        offsets = groups if random.rows is None else tuple(int(n) for n in random.rows)
+        offsets = groups if random.rows is None else check_groups(random.rows, rows, "random.rows")
         return Words(key_words(random, device), *_numbered(rows, offsets, str(device)))
 
 

@@ -255,7 +255,6 @@ def test_rows_under_the_outer_scale_of_the_tensor() -> None:
     alike(stack.rows(index), whole.rows(index))
 
 
-@pytest.mark.xfail(reason="codes are a property, which a dataclass cannot set", strict=True, raises=AttributeError)
 def test_a_packed_tensor_with_other_fields(pair: tuple[PackedTensor, nm.BlockTensor]) -> None:
     alike(replace(pair[0], outer=None), replace(pair[1], outer=None))
 
@@ -317,7 +316,7 @@ def test_scopes_without_kernels() -> None:
     stack = data("normal", 2, 4, 64)
     refused("no Triton kernel for outer=32, outer_rounding=None", "quantize_tokens", X, Cast(nm.NVFP4, 32))
     refused("no Triton kernel for outer='rows'", "quantize_tokens", X, Cast(nm.NVFP4, "rows"))
-    refused("no Triton kernel for outer='leading' of a matrix", "quantize_tokens", X, Cast(nm.NVFP4, "leading"))
+    same("quantize_tokens", X, Cast(nm.NVFP4, "leading"))  # of a matrix: one a row
     said = "no Triton kernel for outer='leading', outer_rounding='pow2'"
     refused(said, "quantize_tokens", stack, Cast(nm.NVFP4, "leading", NEAREST, "pow2"))
     refused("outer='row': MXFP8's rule sets no outer scale", "quantize_tokens", X, Cast(nm.MXFP8, "row"))
@@ -410,7 +409,7 @@ for call in (
     try:
         call()
     except ValueError as error:
-        assert "is on cpu: a compiled kernel runs on a CUDA device; move it there, or set TRITON_INTERPRET=1" in str(error)
+        assert "is on cpu: a compiled kernel runs on a CUDA device; move it there, or set TRITON" in str(error)
         tried += 1
 print(tried)
 """
@@ -426,11 +425,11 @@ def test_compiled_kernels_refuse_a_tensor_of_the_cpu() -> None:
     assert run.stdout.split() == ["13"]
 
 
-# What is neither done nor refused: each is known, and its repair will be seen here.
+# What looks like something that has a kernel, and has none, or another: named after what could go wrong.
 
 
 def known(reason: str, function: str, *args: Any, **kwargs: Any) -> Any:
-    marks = pytest.mark.xfail(reason=reason, strict="any outer scale" not in reason)
+    marks = pytest.mark.xfail(reason=reason, strict=True)
     return pytest.param(function, args, kwargs, marks=marks, id=reason)
 
 
@@ -461,9 +460,6 @@ KNOWN = [
     ),
     known("MXFP8 along tokens is combined along features", "aggregate", along(nm.MXFP8), SLOTS, None, Wire(nm.MXFP8)),
     known("S2F6 along tokens is combined along features", "aggregate", along(nm.MXS2F6), SLOTS, None, Wire(nm.MXS2F6)),
-    known(
-        "rows without values have any outer scale", "quantize_tokens", X[:, :0].repeat(500, 1), Cast(nm.NVFP4, "row")
-    ),
     known("four axes along tokens", "quantize_tokens", STACK[None], Cast(nm.MXFP8), axis=-2),
 ]
 
@@ -473,24 +469,27 @@ def test_what_is_asked_is_done_or_refused(function: str, args: tuple[Any, ...], 
     same_or_refused(function, *args, **kwargs)
 
 
-@pytest.mark.xfail(reason="one matrix is taken for none", strict=True, raises=ValueError)
+def test_outer_scales_of_rows_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *args, **kwargs: empty(*args, **kwargs).fill_(77))
+    same("quantize_tokens", X[:, :0], Cast(nm.NVFP4, "row"))
+
+
 @pytest.mark.parametrize("fmt", [nm.NVFP4, nm.NVFP4_46], ids=lambda fmt: fmt.name)
 def test_one_matrix_has_an_outer_scale_of_its_own(fmt: nm.BlockFormat) -> None:
     """A layer of one expert."""
     same("quantize_tokens", STACK[:1], Cast(fmt, "leading"))
 
 
-@pytest.mark.xfail(reason="offsets that do not fit are told by torch", strict=True, raises=RuntimeError)
 @pytest.mark.parametrize("rows", [(0, 2, 5), (0, 5, 2, 9)])
 def test_random_rows_that_do_not_fit(rows: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="random.rows"):
+    with pytest.raises(ValueError, match=r"random\.rows"):
         ops.quantize_tokens(X, Cast(nm.NVFP4, "row", SR), nm.Random((1, 2), (3, 4), rows))
 
 
-@pytest.mark.xfail(reason="words of rows are drawn by column", strict=True)
 def test_random_rows_along_tokens() -> None:
     random = nm.Random((1, 2), (3, 4), (0, 2, 9))
-    with pytest.raises(ValueError, match="random.rows"):
+    with pytest.raises(ValueError, match=r"random\.rows"):
         ops.quantize_tokens(X, Cast(nm.MXFP8, None, SR), random, axis=-2)
 
 

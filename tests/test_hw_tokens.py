@@ -128,12 +128,12 @@ def test_saved_mxfp8_at_the_ends_of_float32(device: torch.device) -> None:
 
 
 def test_saved_nvfp4_under_every_scale(device: torch.device) -> None:
-    """Every code under every scale byte, under outer scales of either size; two beside 1e15."""
-    codes = torch.arange(16, dtype=torch.uint8).repeat(1, 256)
-    scales = torch.arange(256, dtype=torch.uint8)[None]
+    """Every code under every scale; under outer scales of either size, two beside 1e15, every fifth scale."""
+    scales = torch.arange(128, dtype=torch.uint8)[None]
     for outer in (1.0, 1e-38, 2.0**-128, 1e15, 1.0000001e15, 3e38):
-        one = nm.BlockTensor(codes, scales, torch.full((1, 1), outer), nm.NVFP4, "nvfp4", 1)
-        again(one, device, groups=None)
+        some = scales if outer == 1 else scales[:, ::5].contiguous()
+        codes = torch.arange(16, dtype=torch.uint8).repeat(1, some.shape[1])
+        again(nm.BlockTensor(codes, some, torch.full((1, 1), outer), nm.NVFP4, "nvfp4", 1), device, groups=None)
 
 
 def test_saved_operands_of_groups(device: torch.device) -> None:
