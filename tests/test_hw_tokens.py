@@ -123,8 +123,9 @@ def test_saved_mxfp8_at_the_ends_of_float32(device: torch.device) -> None:
     codes = torch.arange(256, dtype=torch.uint8).repeat(18, 2)
     scales = torch.cat([ends.repeat_interleave(8).view(18, 8), ends[torch.arange(18 * 8) % 18].view(18, 8)], 1)
     again(nm.BlockTensor(codes, scales, None, nm.MXFP8, "rceil", 1), device, groups=None)
-    one = nm.BlockTensor(codes.repeat_interleave(2, 0)[:18], scales[:, :16], None, nm.MXFP8, "rceil", 1)
-    again(one, device, groups=(0, 1, 2, 18))
+    for scale in (247, 248):  # that of a whole row: the first that overflow, alone
+        row = nm.BlockTensor(codes[:1, :256], torch.full_like(scales[:1, :8], scale), None, nm.MXFP8, "rceil", 1)
+        again(row, device, groups=None)
 
 
 def test_saved_nvfp4_under_every_scale(device: torch.device) -> None:
@@ -225,6 +226,7 @@ def test_maxima_of_blocks(name: str, device: torch.device) -> None:
 def test_maxima_of_two_programs_and_of_nothing(device: torch.device) -> None:
     x = data("tails", 2, 600 * 16)
     x[0, 0], x[1, -1] = 1e6, -1e6  # in the first and in the last block
+    x[0, 20], x[1, 40] = torch.inf, torch.nan  # whose blocks do not count
     for matrices in (1, 2):
         assert_bits(block_amax(x.to(device), matrices), torch.full((matrices,), 1e6))
     for shape in ((0, 16), (4, 0)):
