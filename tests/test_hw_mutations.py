@@ -64,6 +64,8 @@ FAULTS = [
     Fault("kernel_tokens.py", "tl.max(power, 0) >= 246", "tl.max(power, 0) >= 248", "test_hw_tokens"),
     Fault("kernel_tokens_nvfp4.py", "block + 3) + (column", "block + 2) + (column", "test_hw_tokens"),
     Fault("kernel_tokens_nvfp4.py", "b * tl.load(signs + 8 + i)", "b * tl.load(signs + i)", "test_hw_tokens"),
+    Fault("kernel_both.py", "(width // 32) + place[None, :], stored", "(width // 32), stored", "test_hw_both"),
+    Fault("kernel_both.py", "table + 4 * block + 1)", "table + 4 * block + 1) + 1", "test_hw_both"),
     Fault("kernel_tiles.py", "tl.program_id(2) * tl.num_programs(0) + ", "", "test_hw_tokens"),
     Fault("kernel_tiles.py", "& 8), 7)", "& 8), 15)", "test_hw_tokens"),
     Fault("kernel_amax.py", "most < INFINITY_BITS", "most <= INFINITY_BITS", "test_hw_tokens"),
