@@ -65,7 +65,7 @@ def _decode(
         extreme = tl.max(tl.max(((byte < 3) | (byte > 246)).to(tl.int32), 1), 0) != 0
         if extreme:
             y = finite(y)
-            if NARROW and tl.max(tl.max(tl.where(mask, bits_of(y) & 0xFFFF, 0), 1), 0) != 0:
+            if NARROW and tl.max(tl.max(tl.where(mask & (y == y), bits_of(y) & 0xFFFF, 0), 1), 0) != 0:
                 tl.store(flag, 1)
     if OUTER:
         y = finite(y * tl.load(outers + row, mask=inside, other=1.0)[:, None])

@@ -283,6 +283,8 @@ def glu_backward(dh: Tensor, gate_up: Tensor) -> Tensor:
     """See `numerics.ops.glu_backward`."""
     require_tensor(dh, "dh", (torch.float32,))
     require_tensor(gate_up, "gate_up", (torch.bfloat16,))
-    if dh.ndim != 2 or gate_up.shape != (len(dh), 2 * dh.shape[-1]):
+    if dh.ndim == 0 or gate_up.shape != (*dh.shape[:-1], 2 * dh.shape[-1]):
         raise ValueError(f"gate_up has shape {tuple(gate_up.shape)} and dh {tuple(dh.shape)}: pass (R, 2F) and (R, F)")
-    return gradient_of_glu(dh.contiguous(), gate_up.contiguous())
+    rows = dh.shape[:-1].numel()
+    flat = gradient_of_glu(dh.reshape(rows, dh.shape[-1]), gate_up.reshape(rows, gate_up.shape[-1]))
+    return flat.view(gate_up.shape)
