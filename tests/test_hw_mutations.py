@@ -98,7 +98,7 @@ FAULTS = [
         "q.codes[..., 1::2] | (q.codes[..., 0::2] << 4)",
         "test_hw_ops",
     ),
-    Fault("casts.py", "1536.0 if cast.fmt is nm.NVFP4_46 else 2688.0", "2688.0", "test_hw_ops"),
+    Fault("casts.py", "1536.0 if cast.fmt == nm.NVFP4_46 else 2688.0", "2688.0", "test_hw_ops"),
     Fault("grouped.py", "return first * second", "return first", "test_hw_ops"),
     Fault("ops.py", 'and recast.outer != "multiply"', 'and recast.outer == "keep"', "test_hw_ops"),
 ]
