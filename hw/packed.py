@@ -82,11 +82,11 @@ def _restored(fmt: BlockFormat, kept: list[Tensor]) -> PackedTensor:
 
 
 def packed_bytes(q: BlockTensor) -> Tensor:
-    """Codes along the last axis as kernels read them, contiguous; 4-bit ones two to a byte, their number even."""
-    if isinstance(q, PackedTensor):
-        return q.bytes
-    if q.fmt.element.bits != 4:
-        return q.codes.contiguous()
+    """Codes along the last axis as kernels read them, contiguous and in words of four bytes; 4-bit ones two to a byte,
+    their number even."""
+    if isinstance(q, PackedTensor) or q.fmt.element.bits != 4:
+        codes = (q.bytes if isinstance(q, PackedTensor) else q.codes).contiguous()
+        return codes if codes.data_ptr() % 4 == 0 and codes.storage_offset() % 4 == 0 else codes.clone()
     return (q.codes[..., 0::2] | (q.codes[..., 1::2] << 4)).contiguous()
 
 

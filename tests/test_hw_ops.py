@@ -215,6 +215,19 @@ def test_rows_and_what_is_stored(pair: tuple[PackedTensor, nm.BlockTensor]) -> N
         assert_bits(f, e)
 
 
+@pytest.mark.parametrize("fmt", [nm.NVFP4_46, nm.MXFP8], ids=lambda fmt: fmt.name)
+def test_codes_at_any_address(fmt: nm.BlockFormat) -> None:
+    """Codes that start between words, as a slice of a file's bytes may."""
+    q = nm.quantize(data("normal", 9, 64), fmt, outer="row" if fmt is nm.NVFP4_46 else None)
+    store = torch.zeros(q.packed().numel() + 1, dtype=torch.uint8)
+    store[1:] = q.packed().flatten()
+    moved = PackedTensor.of(fmt, store[1:].view(q.packed().shape), q.scales, q.outer)
+    for narrow in (False, True):
+        assert_bits(decoded(moved, narrow)[0], decoded(q, narrow)[0])
+    recast = Recast(nm.MXFP8, "multiply")
+    assert_bits(tensors(ops.requantize_transpose(moved, recast))[0], tensors(ops.requantize_transpose(q, recast))[0])
+
+
 def test_rows_under_the_outer_scale_of_the_tensor() -> None:
     cast, index = Cast(nm.NVFP4, "tensor"), torch.tensor([1, 1, 0])
     found, expected = ops.quantize_tokens(X, cast), emulated.quantize_tokens(X, cast)
