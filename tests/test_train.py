@@ -320,7 +320,7 @@ def child(point: str, arguments: list[str]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     os.replace = killing_replace
-    sys.exit(trainer.main(arguments, ops))
+    sys.exit(trainer.main(arguments, lambda name, device: ops))
 
 
 def real(folder: Path) -> TrainConfig:
