@@ -183,9 +183,8 @@ def along_tokens(
         blocks = len(found) if x.ndim == 2 else -(-shape[-2] // 32)
         codes = codes.view(*shape[:-1], codes.shape[-1])
         return block_tensor(fmt, codes, found.view(*lead, blocks, found.shape[-1]), None, x.ndim - 2, kept)
-    if fmt == nm.NVFP4 and x.ndim == 2 and cast.outer in ("tensor", None) and scales is None:
-        if cast.outer is None or cast.outer_rounding is not None:
-            raise refuse(f"NVFP4 along tokens with outer={cast.outer!r}, outer_rounding={cast.outer_rounding!r}")
+    scaled = cast.outer == "tensor" and cast.outer_rounding is None
+    if fmt == nm.NVFP4 and x.ndim == 2 and scaled and scales is None:
         rotation = None if signs is None else _of_size(on_device(signs, x), 16)
         codes, found, kept = tokens_nvfp4(flat, offsets, rotation, random)
         if signs is None or offsets is None:
@@ -195,5 +194,6 @@ def along_tokens(
         whole = tuple(accumulate((-(-(b - a) // 16) * 16 for a, b in pairwise(offsets)), initial=0))
         return block_tensor(fmt, codes, found, kept, 0, whole)
     raise refuse(
-        f"{fmt.name} along tokens with outer={cast.outer!r}, {cast.rounding}, signs={signs is not None}, {x.ndim} axes"
+        f"{fmt.name} along tokens with outer={cast.outer!r}, {cast.rounding}, signs={signs is not None}, {x.ndim} axes, "
+        f"outer_rounding={cast.outer_rounding!r}"
     )

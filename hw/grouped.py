@@ -7,6 +7,7 @@ ends of float32's range), and in Triton's interpreter, operands are decoded to F
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -23,6 +24,7 @@ from .casts import refuse, require_known
 from .kernel_decode import decode
 from .kernel_decode_nvfp4 import decode_nvfp4
 from .packed import PackedTensor, packed_bytes
+from .sources import numbered
 
 
 def decoded(
@@ -57,8 +59,7 @@ def _lines(
     along = axis == len(shape) - 2
     step, cuts = (block, groups) if along else (tile, None)
     own = Partition.of(length, step, cuts)
-    matrices = int(torch.tensor(shape[:-2]).prod()) if len(shape) > 2 else 1
-    lines = torch.arange(matrices)[:, None] * own.blocks + own.block_of[None, :]
+    lines = torch.arange(math.prod(shape[:-2]))[:, None] * own.blocks + own.block_of[None, :]
     return lines.flatten().to(torch.int32).to(device)
 
 
@@ -117,13 +118,6 @@ def columns_by_experts(a: Tensor, b: Tensor, groups: tuple[int, ...]) -> Tensor:
     return out
 
 
-@cached(maxsize=64)
-def _experts(groups: tuple[int, ...], device: str) -> Tensor:
-    """int64 (R,): the expert of each row."""
-    counts = torch.tensor([j - i for i, j in pairwise(groups)])
-    return torch.repeat_interleave(counts).to(device)
-
-
 def row_factors(a: Operand, b: Operand, groups: tuple[int, ...]) -> Tensor | None:
     """float32 (R,): fl(outer of the row * outer of its expert), or what there is of them."""
     first = a.outer if isinstance(a, BlockTensor) else None
@@ -137,7 +131,7 @@ def row_factors(a: Operand, b: Operand, groups: tuple[int, ...]) -> Tensor | Non
         if second.shape[-2:] != (1, 1):
             raise refuse("products of a weight's outer scales by rows")
         second = second.flatten()
-        experts = _experts(groups, str(second.device))
+        experts, _ = numbered(rows, groups, str(second.device))
         second = second.expand(len(groups) - 1).index_select(0, experts)
     if first is None or second is None:
         return first if second is None else second

@@ -13,10 +13,10 @@ _right: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor -> (its version, a
 
 def require_index(index: Tensor, name: str, axes: int, rows: int) -> None:
     """As `numerics.ops_arguments.require_index`; nothing for a tensor that passed and was not written to since."""
-    if isinstance(index, Tensor) and not index.is_inference():
-        if _right.get(index) == (index._version, axes, rows):
-            return
-        check(index, name, axes, rows)
-        _right[index] = index._version, axes, rows
-    else:
-        check(index, name, axes, rows)
+    followed = isinstance(index, Tensor) and not index.is_inference()  # others have no version
+    state = (index._version, axes, rows) if followed else None
+    if state is not None and _right.get(index) == state:
+        return
+    check(index, name, axes, rows)
+    if state is not None:
+        _right[index] = state

@@ -33,6 +33,7 @@ from .kernel_casts import (
     e4m3_value,
     float_of,
     nibbles,
+    nvfp4_scale,
     quotient,
     three_stages,
     tree8,
@@ -162,9 +163,7 @@ def _nvfp4(
             code, va, vb = _four_over_six(a, b, amax, outer, N, False)
         ca, cb = e2m1_code_of_value(va), e2m1_code_of_value(vb)
     else:
-        code, scale = e4m3_scale(amax * (encode * 0.1666666716337204))  # fl(1 / 6)
-        step = scale * decode
-        multiplier = tl.where(step == 0, FLT_MAX, tl.minimum(tl.div_rn(1.0, tl.where(step == 0, 1.0, step)), FLT_MAX))
+        code, multiplier = nvfp4_scale(amax, encode, decode)
         a, b = a * multiplier[:, None], b * multiplier[:, None]
         if DRAWN:
             expert = tl.load(experts + row, mask=row < rows, other=0)

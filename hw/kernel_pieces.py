@@ -2,7 +2,7 @@
 
     plain       x[row]
     factor      x[row] * factor[row], one FP32 product: a gathered gradient with its weight, a sum with its outer scales
-    factor      x[row] * factor[row], one FP32 product: a gathered gradient and its weight, a sum and its outer scales
+    GLU         bf16(silu(gate) * up), gate and up halves of a row, BF16 or rounded to it here (see `numerics.swiglu`)
 
 A thread holds whole blocks in such pieces, so that maxima, sums of errors and butterflies need no other thread.
 """

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .device import require_launch
-from .kernel_casts import FLT_MAX, INFINITY_BITS, bits_of, e2m1_code, e4m3_scale, float_of, widen
+from .kernel_casts import INFINITY_BITS, bits_of, e2m1_code, float_of, nvfp4_scale, widen
 from .launches import launch
 
 
@@ -36,9 +36,7 @@ def _tiles(x, largest, encodes, codes, scales, rows, width, MEASURE: tl.constexp
         tl.atomic_max(largest + tl.program_id(2), bits)
     else:
         encode = tl.load(encodes + tl.program_id(2))
-        code, scale = e4m3_scale(float_of(bits) * (encode * 0.1666666716337204))  # fl(1 / 6)
-        step = scale * tl.div_rn(1.0, encode)
-        factor = tl.where(step == 0, FLT_MAX, tl.minimum(tl.div_rn(1.0, tl.where(step == 0, 1.0, step)), FLT_MAX))
+        code, factor = nvfp4_scale(float_of(bits), encode, tl.div_rn(1.0, encode))
         place = (tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)) * tl.num_programs(1) + tl.program_id(1)
         tl.store(scales + place, tl.where(finite, code, 0x7F).to(tl.uint8))
         code = tl.where(finite, e2m1_code(tl.abs(y) * factor) | ((bits_of(y) >> 28) & 8), 7)

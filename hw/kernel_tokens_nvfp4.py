@@ -19,13 +19,12 @@ from numerics.outer import outer_scale
 
 from .device import require_launch
 from .kernel_casts import (
-    FLT_MAX,
     INFINITY_BITS,
     bits_of,
     e2m1_code,
     e2m1_drawn,
-    e4m3_scale,
     float_of,
+    nvfp4_scale,
     three_stages,
     widen,
 )
@@ -76,9 +75,7 @@ def _tokens_nvfp4(
         tl.atomic_max(largest, tl.max(bits, 0))
     else:
         encode = tl.load(encodes)
-        code, scale = e4m3_scale(float_of(bits) * (encode * 0.1666666716337204))  # fl(1 / 6)
-        step = scale * tl.div_rn(1.0, encode)
-        factor = tl.where(step == 0, FLT_MAX, tl.minimum(tl.div_rn(1.0, tl.where(step == 0, 1.0, step)), FLT_MAX))
+        code, factor = nvfp4_scale(float_of(bits), encode, tl.div_rn(1.0, encode))
         inside = column < width
         place = block.to(tl.int64) * width + column
         tl.store(scales + place, tl.where(finite, code, 0x7F).to(tl.uint8), mask=inside)

@@ -85,7 +85,7 @@ class Words:
         """Words of a matrix along features: rows by expert as `random` says, or evenly by `experts`."""
         groups = tuple(range(0, rows + 1, rows // experts)) if random.rows is None and experts > 1 and rows else None
         offsets = groups if random.rows is None else check_groups(random.rows, rows, "random.rows")
-        return Words(key_words(random, device), *_numbered(rows, offsets, str(device)))
+        return Words(key_words(random, device), *numbered(rows, offsets, str(device)))
 
 
 def key_words(random: Random, device: torch.device) -> Tensor:
@@ -94,8 +94,8 @@ def key_words(random: Random, device: torch.device) -> Tensor:
 
 
 @cached(maxsize=64)
-def _numbered(rows: int, offsets: tuple[int, ...] | None, device: str) -> tuple[Tensor, Tensor]:
-    """Group of each row and its number there, int32."""
+def numbered(rows: int, offsets: tuple[int, ...] | None, device: str) -> tuple[Tensor, Tensor]:
+    """Group of each row and its number there, int32 (rows,)."""
     if offsets is None:
         offsets = (0, rows)
     starts = torch.tensor(offsets[:-1], dtype=torch.int32)

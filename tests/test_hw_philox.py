@@ -5,11 +5,10 @@ published known answers, and the emulator. "interpreter" runs on the CPU, "gpu" 
 where the other one is at hand, since triton chooses between them when it is imported.
 """
 
-import os
-
 import numpy as np
 import pytest
 import torch
+from kernel_cases import device as device
 from test_philox import KNOWN_ANSWERS, ONES, random_words
 
 import numerics as nm
@@ -18,16 +17,6 @@ from hw.device import INTERPRET, require_launch, triton_absent
 pytest.importorskip("triton", reason="not run: triton is not installed (fourbit[hw])")
 
 from hw import philox as hw
-
-
-@pytest.fixture(params=["interpreter", "gpu"])
-def device(request: pytest.FixtureRequest) -> torch.device:
-    interprets = os.environ.get(INTERPRET) == "1"
-    if request.param == "gpu" and (interprets or not torch.cuda.is_available()):
-        pytest.skip("not run: triton interprets here" if interprets else "not run: torch finds no CUDA device")
-    if request.param == "interpreter" and not interprets:
-        pytest.skip(f"not run: kernels are compiled here; {INTERPRET}=1 interprets them")
-    return torch.device("cuda" if request.param == "gpu" else "cpu")
 
 
 @pytest.mark.parametrize(("counter", "key", "words"), KNOWN_ANSWERS)
