@@ -194,6 +194,6 @@ def along_tokens(
         whole = tuple(accumulate((-(-(b - a) // 16) * 16 for a, b in pairwise(offsets)), initial=0))
         return block_tensor(fmt, codes, found, kept, 0, whole)
     raise refuse(
-        f"{fmt.name} along tokens with outer={cast.outer!r}, {cast.rounding}, signs={signs is not None}, {x.ndim} axes, "
-        f"outer_rounding={cast.outer_rounding!r}"
+        f"{fmt.name} along tokens with outer={cast.outer!r}, {cast.rounding}, signs={signs is not None}, "
+        f"{x.ndim} axes, outer_rounding={cast.outer_rounding!r}"
     )
