@@ -99,14 +99,16 @@ def e2m1_code_of_value(v):
 
 
 @triton.jit
-def e2m1_value(a):
-    """The E2M1 value that the magnitude a rounds to, nearest even, saturating.
+def e2m1_value(a, CLAMP: tl.constexpr):
+    """The E2M1 value that the magnitude a rounds to, nearest even; saturating, or below 7.
 
     A number of binade e >= 0 is rounded to multiples of 2^(e - 1), and one below 1 to multiples of 1/2: adding
     2^(e + 22) does it.
     """
-    a = tl.minimum(a, 6.0)
-    big = tl.maximum(float_of(bits_of(a) & INFINITY_BITS), 1.0) * 4194304.0
+    if CLAMP:
+        a = tl.minimum(a, 6.0)
+    # 2^22 times the power of two, at least 2^22
+    big = float_of(tl.maximum((bits_of(a) & INFINITY_BITS) + 0x0B000000, 0x4A800000))
     return (a + big) - big
 
 

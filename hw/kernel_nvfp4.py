@@ -68,23 +68,23 @@ def sixteen(
 
 
 @triton.jit
-def _candidate(xa, xb, amax, outer, LARGEST: tl.constexpr, N: tl.constexpr, DIVIDE: tl.constexpr):
-    """Four-over-six: scale code, element values and squared error with the block maximum mapped to LARGEST."""
-    code, scale = e4m3_scale(tl.div_rn(amax, outer * LARGEST))
+def _candidate(xa, xb, code, outer, N: tl.constexpr, WILD: tl.constexpr):
+    """Four-over-six: element values and squared error under a scale."""
+    scale = e4m3_value(code)
     step = scale * outer
     inverse = tl.where(step == 0, 0.0, tl.div_rn(1.0, tl.where(step == 0, 1.0, step)))
-    va = e2m1_value(quotient(xa, step[:, None], inverse[:, None], DIVIDE))
-    vb = e2m1_value(quotient(xb, step[:, None], inverse[:, None], DIVIDE))
+    va = e2m1_value(quotient(xa, step[:, None], inverse[:, None], WILD), WILD)
+    vb = e2m1_value(quotient(xb, step[:, None], inverse[:, None], WILD), WILD)
     da = va * scale[:, None] * outer[:, None] - xa
     db = vb * scale[:, None] * outer[:, None] - xb
-    return code, va, vb, tree8(da * da, N) + tree8(db * db, N)
+    return va, vb, tree8(da * da, N) + tree8(db * db, N)
 
 
 @triton.jit
-def _four_over_six(xa, xb, amax, outer, N: tl.constexpr, DIVIDE: tl.constexpr):
+def _four_over_six(xa, xb, code6, code4, outer, N: tl.constexpr, WILD: tl.constexpr):
     """Scale codes and element values of both pieces."""
-    code6, a6, b6, e6 = _candidate(xa, xb, amax, outer, 6.0, N, DIVIDE)
-    code4, a4, b4, e4 = _candidate(xa, xb, amax, outer, 4.0, N, DIVIDE)
+    a6, b6, e6 = _candidate(xa, xb, code6, outer, N, WILD)
+    a4, b4, e4 = _candidate(xa, xb, code4, outer, N, WILD)
     use4 = e4 < e6
     a, b = tl.where(use4[:, None], a4, a6), tl.where(use4[:, None], b4, b6)
     return tl.where(use4, code4, code6), a, b
@@ -157,10 +157,14 @@ def _nvfp4(
         decode = tl.div_rn(1.0, encode)
     a, b = tl.abs(xa), tl.abs(xb)
     if FOUR_OVER_SIX:
-        if (tl.min(outer) < 1e-27) | (tl.max(outer) > 1e27):
-            code, va, vb = _four_over_six(a, b, amax, outer, N, True)
+        code6, _ = e4m3_scale(tl.div_rn(amax, outer * 6.0))
+        code4, _ = e4m3_scale(tl.div_rn(amax, outer * 4.0))
+        # scales of a normal number, not saturated, are off by 1/16 at most: no quotient reaches 7
+        wild = ((code6 < 8) & (amax > 0)) | (code4 >= 126) | (outer < 1e-27) | (outer > 1e27)
+        if tl.max(wild.to(tl.int32)) != 0:
+            code, va, vb = _four_over_six(a, b, code6, code4, outer, N, True)
         else:
-            code, va, vb = _four_over_six(a, b, amax, outer, N, False)
+            code, va, vb = _four_over_six(a, b, code6, code4, outer, N, False)
         ca, cb = e2m1_code_of_value(va), e2m1_code_of_value(vb)
     else:
         code, multiplier = nvfp4_scale(amax, encode, decode)
