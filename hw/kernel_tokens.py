@@ -42,9 +42,10 @@ FLOATS, NVFP4, MXFP8 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
-def _raw(code):
-    """float32 of E2M1 codes in the low four bits of an int32, times 2^-126: sign and magnitude bits in their places."""
-    return float_of(((code << 28) >> 6) & -0x7E400000)
+def _raw(byte, SHIFT: tl.constexpr):
+    """float32 of the E2M1 codes that a shift moves to the top of an int32, times 2^-126: sign and magnitude bits in
+    their places."""
+    return float_of(((byte << SHIFT) >> 6) & -0x7E400000)
 
 
 @triton.jit
@@ -56,7 +57,7 @@ def _nvfp4(x, scales, row, width, ok, COLUMNS: tl.constexpr):
     byte = tl.load(x + at, mask=mask[:, None], other=0).to(tl.int32)
     scale = e4m3_decoded(tl.load(scales + row * (width // 16) + block, mask=mask, other=0).to(tl.int32))
     scale = (scale * TWO_63)[:, None]
-    return tl.reshape(tl.join(_raw(byte) * scale, _raw(byte >> 4) * scale), (COLUMNS,))
+    return tl.reshape(tl.join(_raw(byte, 28) * scale, _raw(byte, 24) * scale), (COLUMNS,))
 
 
 @triton.jit
@@ -122,11 +123,22 @@ def _tokens(
     count = tl.load(table + 4 * block + 1)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = column < width
+    # rows are counted from the block's first one: what lies inside a block needs no 64-bit places
+    if SOURCE == NVFP4:
+        x += first * (width // 2)
+        scales_in += first * (width // 16)
+    else:
+        x += first * width
+        if SOURCE == MXFP8:
+            scales_in += first * (width // 32)
+    codes += first * width
+    outers += first
+    factors += first
     largest = tl.zeros((COLUMNS,), tl.int32)
     for quarter in range(8):
         for i in tl.static_range(4):
             place = quarter * 4 + i
-            y = _row(x, scales_in, outers, factors, first + place, width, place < count, SOURCE, OUTER, FACTOR, COLUMNS)
+            y = _row(x, scales_in, outers, factors, place, width, place < count, SOURCE, OUTER, FACTOR, COLUMNS)
             largest = tl.maximum(largest, bits_of(y) & 0x7FFFFFFF)
     finite_block = largest < INFINITY_BITS
     scale = rceil_scale(float_of(tl.where(finite_block, largest, 0)), E4M3)
@@ -143,7 +155,7 @@ def _tokens(
             )  # fmt: skip
         for j in tl.static_range(16):
             row = g * 16 + j
-            y = _row(x, scales_in, outers, factors, first + row, width, row < count, SOURCE, OUTER, FACTOR, COLUMNS)
+            y = _row(x, scales_in, outers, factors, row, width, row < count, SOURCE, OUTER, FACTOR, COLUMNS)
             y = y * inverse
             if DRAWN:
                 field = _field(w0, w1, w2, w3, j).to(tl.int32)
@@ -151,7 +163,7 @@ def _tokens(
             else:
                 code = e4m3_signed(y)
             code = tl.where(finite_block, code, 0x7E)
-            tl.store(codes + (first + row) * width + column, code.to(tl.uint8), mask=mask & (row < count))
+            tl.store(codes + row * width + column, code.to(tl.uint8), mask=mask & (row < count))
 
 
 def tokens(
