@@ -93,10 +93,20 @@ def triton_absent(device: torch.device) -> str | None:
     return None
 
 
+catching: list[list[Any]] = []  # see `launches.catching`
+
+
+def is_blackwell(device: torch.device) -> bool:
+    """Whether `device` has the instructions of sm_100a and sm_103a: stochastic conversions, block-scaled products."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) in ((10, 0), (10, 3))
+
+
 def require_launch(kernel: Any, x: Tensor, name: str) -> None:
     """Raises ValueError unless `kernel`, as triton.jit made it, can run where `x`, the argument `name`, is."""
     from triton.runtime import JITFunction
 
+    if catching:
+        return
     if isinstance(kernel, JITFunction) and x.device.type != "cuda":
         raise ValueError(
             f"{name} is on {x.device}: a compiled kernel runs on a CUDA device; move it there, or set {INTERPRET}=1 "
