@@ -60,6 +60,12 @@ def _validate(argv: list[str]) -> int:
     return validate.main(argv)
 
 
+def _census(argv: list[str]) -> int:
+    from hw import census
+
+    return census.main(argv)
+
+
 def _probe(argv: list[str]) -> int:
     from hw import probe
 
@@ -150,6 +156,9 @@ COMMANDS: dict[str, Command] = {
         _validate,
     ),
     "probe": Command("find how this machine adds products, and which accumulator of the table does the same", _probe),
+    "census": Command(
+        "compile every kernel for Blackwell and Hopper, without a GPU, and judge its machine code", _census
+    ),
     "check": Command("say which quantizer made the bytes of a dump, or what is wrong with them", _check),
     "vectors": Command("write the conformance pack: golden vectors that need nothing else of fourbit", _vectors),
     "bench": Command(

@@ -18,7 +18,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .contracts import (
+    BLACKWELL,
+    E2M1_TO_F16,
+    S2F6_TO_BF16,
+    TO_E2M1,
+    TO_E2M1_DRAWN,
+    TO_E4M3,
+    TO_E4M3_DRAWN,
+    TO_E8M0,
+    TO_S2F6,
+    Case,
+    Contract,
+    exactly,
+    meta,
+)
 from .device import require_launch
+from .launches import launch
 
 BLOCK = 1024
 
@@ -111,7 +127,8 @@ def issue(text: str, operands: list[Tensor]) -> Tensor:
     n = out.numel()
     if n:
         padded = x + [x[0]] * (5 - count)
-        _kernel[(triton.cdiv(n, BLOCK),)](*padded, out, n, COUNT=count, ASM=asm, REGS=_registers(count), BLOCK=BLOCK)
+        grid = (triton.cdiv(n, BLOCK),)
+        launch(_kernel, grid, *padded, out, n, COUNT=count, ASM=asm, REGS=_registers(count), BLOCK=BLOCK)
     return out
 
 
@@ -129,3 +146,28 @@ def build(text: str, capability: tuple[int, int]) -> Any:
     pointers = {name: "*i32" for name in ("x0", "x1", "x2", "x3", "x4", "out")}
     source = ASTSource(_kernel, {**pointers, "n": "i32", **dict.fromkeys(constants, "constexpr")}, constants)
     return triton.compile(source, target=GPUTarget("cuda", 10 * capability[0] + capability[1], 32))
+
+
+def _case(text: str, opcode: str, count: int, first: str = "sm_10") -> Case:
+    """One instruction of PTX on eight elements of a thread: `count` of machine code."""
+
+    def call() -> Tensor:
+        return issue(text, [meta(4096, dtype=torch.int32)] * assembly(text)[1])
+
+    archs = tuple(arch for arch in ("sm_103a", "sm_100a", "sm_90a") if arch.startswith(first))
+    return Case(text, call, portable=(exactly(opcode, count),), allowed=BLACKWELL, architectures=archs)
+
+
+CONTRACT = Contract(
+    (
+        _case("cvt.rn.satfinite.e2m1x2.f32", TO_E2M1, 8),
+        _case("cvt.rs.satfinite.e2m1x4.f32", TO_E2M1_DRAWN, 16),
+        _case("cvt.rs.satfinite.e4m3x4.f32", TO_E4M3_DRAWN, 16),
+        _case("cvt.rp.satfinite.ue8m0x2.f32", TO_E8M0, 8),
+        _case("cvt.rn.satfinite.scaled::n2::ue8m0.s2f6x2.f32", TO_S2F6, 8),
+        _case("cvt.rn.scaled::n2::ue8m0.bf16x2.s2f6x2", S2F6_TO_BF16, 8),
+        _case("cvt.rn.f16x2.e2m1x2", E2M1_TO_F16, 8),
+        _case("cvt.rn.satfinite.e4m3x2.f32", TO_E4M3, 8, "sm_"),
+    ),
+    ran="h200_cvt.json",
+)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import numerics as nm
 
+from .contracts import S2F6_TO_BF16, Case, Contract, at_least, meta
 from .device import require_launch
 from .kernel_blocks32 import column_mask, hadamard32, sign_piece, tiling
 from .kernel_casts import E4M3, FLT_MAX, S2F6, bf16_bits, e4m3_byte, e8m0_value, float_of, widen
@@ -144,3 +145,23 @@ def aggregate(
         WEIGHTED=weights is not None, ROTATED=signs is not None, ROWS=rows, WIDTH=wide,
     )  # fmt: skip
     return out
+
+
+def _rows(payload: Tensor, scales: Tensor | None, element: nm.Format | None) -> Tensor:
+    slots, weights = meta(256, 4, dtype=torch.int64), meta(256, 4, dtype=torch.float32)
+    return aggregate(payload, slots, weights, meta(32, dtype=torch.float32), scales, element)
+
+
+def _wire(element: nm.Format) -> Tensor:
+    return _rows(meta(1024, 4096, dtype=torch.uint8), meta(1024, 128, dtype=torch.uint8), element)
+
+
+CONTRACT = Contract(  # a thread has a block of 32 of each of 4 experts
+    (
+        Case("S2F6 rows, Hadamard-32", lambda: _wire(nm.S2F6), native=(at_least(S2F6_TO_BF16, 64),)),
+        Case("E4M3 rows, Hadamard-32", lambda: _wire(nm.E4M3)),
+        Case("plain rows, Hadamard-32", lambda: _rows(meta(1024, 4096), None, None)),
+    ),
+    ran="h200_ops.json",
+    interpreted="test_hw_aggregate.py",
+)

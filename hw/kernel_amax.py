@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .contracts import Case, Contract, meta
 from .device import require_launch
 from .kernel_casts import INFINITY_BITS, bits_of, widen
 from .launches import launch
@@ -37,3 +38,8 @@ def block_amax(x: Tensor, matrices: int) -> Tensor:
         many = min(512, triton.next_power_of_2(blocks))
         launch(_amax, (triton.cdiv(blocks, many), matrices), x, largest, blocks, N=many)
     return largest.view(torch.float32)
+
+
+CONTRACT = Contract(
+    (Case("of matrices", lambda: block_amax(meta(8 * 512, 512), 8)),), ran="h200_ops.json", interpreted="test_hw_ops.py"
+)

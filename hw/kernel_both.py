@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .contracts import TO_E4M3, Case, Contract, at_least, meta
 from .device import require_launch
 from .kernel_casts import E4M3, INFINITY_BITS, bits_of, e4m3_signed, float_of, power_reciprocal, rceil_scale, widen
 from .launches import launch
@@ -76,3 +77,15 @@ def both(x: Tensor, groups: tuple[int, ...] | None) -> tuple[Tensor, Tensor, Ten
             _both, grid, x, table, codes, scales, codes_tokens, scales_tokens, width, COLUMNS=columns
         )  # fmt: skip
     return codes, scales, codes_tokens, scales_tokens
+
+
+CONTRACT = Contract(
+    (
+        Case(
+            "rows of experts", lambda: both(meta(1024, 4096), (0, 500, 1024)),
+            native=(at_least(TO_E4M3, 1),), portable=(at_least(TO_E4M3, 1),),
+        ),
+    ),
+    ran="h200_hw.csv",
+    interpreted="test_hw_both.py",
+)  # fmt: skip

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .contracts import Case, Contract, meta
 from .device import require_launch
 from .kernel_casts import (
     E2M1,
@@ -115,3 +116,21 @@ def decode(
             WIDE=wide,
         )  # fmt: skip
     return out, flag
+
+
+def _codes(element: str, block: int, narrow: bool) -> tuple[Tensor, Tensor]:
+    scales, table = meta(256, 4096 // block, dtype=torch.uint8), meta(256, dtype=torch.int32)
+    factor = None if narrow else meta(256, dtype=torch.float32)
+    codes = meta(256, 4096, dtype=torch.uint8)
+    return decode(codes, scales, table, element, block, factor, factor, powers=block == 32, narrow=narrow)
+
+
+CONTRACT = Contract(
+    (
+        Case("NVFP4 to FP32", lambda: _codes("E2M1", 16, False)),
+        Case("MXFP8 to BF16", lambda: _codes("E4M3", 32, True)),
+        Case("MXS2F6 to FP32", lambda: _codes("S2F6", 32, False)),
+    ),
+    ran="h200_ops.json",
+    interpreted="test_hw_decode.py",
+)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .contracts import Case, Contract, meta
 from .device import require_launch
 from .kernel_casts import bits_of, e2m1_decoded, e4m3_decoded
 from .launches import launch
@@ -43,3 +44,10 @@ def decode_nvfp4(packed: Tensor, scales: Tensor) -> Tensor:
             N=words,
         )  # fmt: skip
     return out
+
+
+CONTRACT = Contract(
+    (Case("rows", lambda: decode_nvfp4(meta(256, 2048, dtype=torch.uint8), meta(256, 256, dtype=torch.uint8))),),
+    ran="h200_ops.json",
+    interpreted="test_hw_decode.py",
+)

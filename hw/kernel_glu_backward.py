@@ -14,6 +14,7 @@ from torch import Tensor
 
 from numerics.swiglu import silu_tables
 
+from .contracts import Case, Contract, meta
 from .device import require_launch
 from .kernel_casts import bf16_bits, float_of
 from .launches import launch
@@ -64,3 +65,10 @@ def glu_backward(dh: Tensor, gate_up: Tensor) -> Tensor:
         rows, width, ROWS=TILE // wide, WIDTH=wide,
     )  # fmt: skip
     return out
+
+
+CONTRACT = Contract(
+    (Case("rows", lambda: glu_backward(meta(256, 2048, dtype=torch.float32), meta(256, 4096))),),
+    ran="h200_ops.json",
+    interpreted="test_hw_glu_backward.py",
+)

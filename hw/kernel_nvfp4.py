@@ -19,6 +19,7 @@ from torch import Tensor
 
 from numerics.layout import padded_scales
 
+from .contracts import TO_E2M1, TO_E2M1_DRAWN, Case, Contract, at_least, exactly, meta
 from .device import require_launch
 from .kernel_casts import (
     FLT_MAX,
@@ -247,3 +248,35 @@ def nvfp4(
             OUTER_MAX=1536.0 if four_over_six else 2688.0, ROWS=tall, WIDTH=wide, num_warps=warps,
         )  # fmt: skip
     return Quantized(codes, scales, outer, out)
+
+
+def _words() -> Words:
+    return Words(meta(4, dtype=torch.int64), meta(256, dtype=torch.int32), meta(256, dtype=torch.int32))
+
+
+def _product() -> Source:
+    """Sums with their rows' outer scales, SwiGLU next."""
+    return Source(meta(256, 8192, dtype=torch.float32), None, meta(256, dtype=torch.float32), True, meta(256, 8192))
+
+
+def _given() -> tuple[Tensor, Tensor]:
+    return meta(1, dtype=torch.float32), meta(1, dtype=torch.float32)
+
+
+CONTRACT = Contract(  # a thread has two blocks of 16
+    (
+        Case("rows, nearest", lambda: nvfp4(Source(meta(256, 4096))), native=(exactly(TO_E2M1, 16),)),
+        Case("rows, four-over-six", lambda: nvfp4(Source(meta(256, 4096)), True), native=(at_least(TO_E2M1, 16),)),
+        Case("SwiGLU of a product, four-over-six", lambda: nvfp4(_product(), True), native=(at_least(TO_E2M1, 16),)),
+        Case(
+            "Hadamard-16, stochastic, swizzled scales",
+            lambda: nvfp4(
+                Source(meta(256, 4096)), given=_given(), signs=meta(16, dtype=torch.float32), words=_words(),
+                values=True, swizzled=True,
+            ),
+            native=(exactly(TO_E2M1_DRAWN, 16),),
+        ),
+    ),
+    ran="h200_ops.json",
+    interpreted="test_hw_nvfp4.py",
+)  # fmt: skip

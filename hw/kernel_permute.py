@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .contracts import Case, Contract, meta
 from .device import require_launch
 from .launches import launch
 
@@ -84,3 +85,13 @@ def permute(index: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
         *high, *wide,
     )  # fmt: skip
     return outs
+
+
+def _dispatched() -> tuple[Tensor, ...]:
+    codes, scales = meta(256, 2048, dtype=torch.uint8), meta(256, 256, dtype=torch.uint8)
+    return permute(meta(512, dtype=torch.int64), codes, scales, meta(256, 1, dtype=torch.float32))
+
+
+CONTRACT = Contract(
+    (Case("codes, scales and outer scales", _dispatched),), ran="h200_hw.csv", interpreted="test_hw_permute.py"
+)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .contracts import Case, Contract, meta
 from .device import require_launch
 from .kernel_blocks32 import column_mask, hadamard32, sign_piece, tiling
 from .kernel_casts import widen
@@ -82,3 +83,18 @@ def router_gradient(g: Tensor, decoded: Tensor, slots: Tensor, signs: Tensor | N
             K=top, ROTATED=signs is not None, ROWS=rows, WIDTH=wide,
         )  # fmt: skip
     return out.squeeze(-1) if parts == 1 else out.sum(-1)
+
+
+def _tokens(signs: Tensor | None) -> Tensor:
+    g, decoded = meta(256, 4096), meta(1024, 4096, dtype=torch.float32)
+    return router_gradient(g, decoded, meta(256, 4, dtype=torch.int64), signs)
+
+
+CONTRACT = Contract(
+    (
+        Case("rotated rows", lambda: _tokens(meta(32, dtype=torch.float32))),
+        Case("rows", lambda: _tokens(None)),
+    ),
+    ran="h200_ops.json",
+    interpreted="test_hw_router.py",
+)

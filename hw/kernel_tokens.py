@@ -17,6 +17,7 @@ from torch import Tensor
 
 from numerics import Random
 
+from .contracts import TO_E4M3, TO_E4M3_DRAWN, Case, Contract, at_least, meta
 from .device import require_launch
 from .kernel_casts import (
     E4M3,
@@ -199,3 +200,35 @@ def tokens(
             FACTOR=factor is not None, DRAWN=random is not None, COLUMNS=columns,
         )  # fmt: skip
     return codes, out
+
+
+def _saved(width: int) -> tuple[Tensor, Tensor]:
+    return meta(1024, width // 2, dtype=torch.uint8), meta(1024, width // 16, dtype=torch.uint8)
+
+
+CONTRACT = Contract(
+    (
+        Case(
+            "values, nearest", lambda: tokens(meta(1024, 4096), (0, 500, 1024)),
+            native=(at_least(TO_E4M3, 1),), portable=(at_least(TO_E4M3, 1),),
+        ),
+        Case(
+            "saved NVFP4, stochastic",
+            lambda: tokens(
+                _saved(4096)[0], (0, 500, 1024), _saved(4096)[1], meta(1024, dtype=torch.float32),
+                meta(1024, dtype=torch.float32), Random((0, 1)),
+            ),
+            native=(at_least(TO_E4M3_DRAWN, 2),),
+        ),
+        Case(
+            "saved MXFP8, stochastic",
+            lambda: tokens(
+                meta(1024, 4096, dtype=torch.uint8), (0, 500, 1024), meta(1024, 128, dtype=torch.uint8),
+                random=Random((0, 1)),
+            ),
+            native=(at_least(TO_E4M3_DRAWN, 2),),
+        ),
+    ),
+    ran="h200_ops.json",
+    interpreted="test_hw_tokens.py",
+)  # fmt: skip

@@ -17,6 +17,7 @@ from torch import Tensor
 from numerics import Random
 from numerics.outer import outer_scale
 
+from .contracts import TO_E2M1, TO_E2M1_DRAWN, Case, Contract, at_least, meta
 from .device import require_launch
 from .kernel_casts import (
     INFINITY_BITS,
@@ -130,3 +131,18 @@ def tokens_nvfp4(
     outer, encode = outer_scale(largest.view(torch.float32), 2688.0)
     run(False, encode)
     return codes, scales, outer.view(1, 1)
+
+
+CONTRACT = Contract(
+    (
+        Case("nearest", lambda: tokens_nvfp4(meta(1024, 4096), (0, 500, 1024)), native=(at_least(TO_E2M1, 8),)),
+        Case(
+            "Hadamard-16, stochastic",
+            lambda: tokens_nvfp4(meta(1024, 4096), None, meta(16, dtype=torch.float32), Random((0, 1))),
+            native=(at_least(TO_E2M1_DRAWN, 8),),
+        ),
+        Case("largest first", lambda: tokens_nvfp4(meta(1024, 4096), None), launch=0),
+    ),
+    ran="h200_ops.json",
+    interpreted="test_hw_tokens.py",
+)

@@ -49,10 +49,12 @@ _recordings: list[list[Launch]] = []
 
 def launch(
     kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int = 4, num_stages: int | None = None, **constants: Any
-) -> None:
+) -> Any:
     """Run `kernel` on a grid. FMAs are only those that the source names: bits must not depend on a compiler's taste.
 
     Args: constants: its constexpr parameters but NATIVE, which follows the device of the first tensor (`native`).
+
+    Returns: what Triton compiled; None in its interpreter, and where launches are taken instead of run.
     """
     options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": False}
     if num_stages is not None:
@@ -61,10 +63,11 @@ def launch(
         constants["NATIVE"] = native(next(x for x in args if isinstance(x, Tensor)))
     if device.catching:
         device.catching[-1].append(Call(kernel, grid, args, options, constants))
-        return
+        return None
     compiled = kernel[grid](*args, **options, **constants)
     for kept in _recordings:
         kept.append(Launch(kernel.fn.__name__, compiled, grid, num_warps))
+    return compiled
 
 
 def native(x: Tensor) -> bool:

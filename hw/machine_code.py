@@ -21,6 +21,7 @@ clock or less often; that bound is not this one.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -34,7 +35,7 @@ from typing import Any
 
 from . import flow
 
-_LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P[T\d]+)\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*);")
+_LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P[T\d]+)\s+)?([A-Z][A-Za-z0-9_.]*)\s*([^;]*);")
 _LABEL = re.compile(r"^([^\s:]+):\s*$")
 _FUNCTION = re.compile(r"^\s*\.type\s+(\S+),@function", re.MULTILINE)
 _TARGET = re.compile(r"`\(([^)]+)\)")
@@ -67,20 +68,28 @@ class Issued:
 
 
 def nvdisasm() -> Path:
-    """The disassembler: triton's own, else the one on PATH.
+    """The disassembler: triton's own, else that of pip's nvidia-cuda-nvdisasm, else the one on PATH.
 
     Raises: ValueError if there is none.
     """
     import triton
 
     own = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
-    found = own if own.is_file() else shutil.which("nvdisasm")
+    found = own if own.is_file() else next(iter(packaged("nvdisasm")), None) or shutil.which("nvdisasm")
     if found is None:
         raise ValueError(
             f"nvdisasm is neither in triton {triton.__version__} nor on PATH, so machine code cannot be read: install "
-            "triton's wheel, or pip install nvidia-cuda-nvdisasm and put its bin on PATH"
+            "triton's wheel, or pip install nvidia-cuda-nvdisasm"
         )
     return Path(found)
+
+
+def packaged(name: str) -> list[Path]:
+    """Programs of that name in pip's packages of NVIDIA's toolkit, the newest toolkit first."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = [] if spec is None else spec.submodule_search_locations or []
+    found = [path for root in roots for path in Path(root).glob(f"cu[0-9]*/bin/{name}") if path.is_file()]
+    return sorted(found, key=lambda path: int(path.parent.parent.name[2:]), reverse=True)
 
 
 def sass(compiled: Any) -> str:
@@ -101,6 +110,11 @@ def sass(compiled: Any) -> str:
             f"{program} cannot read this cubin ({run.stderr.strip()[:200]}); use one of the chip's toolkit"
         )
     return run.stdout
+
+
+def census(text: str) -> Counter[str]:
+    """Instructions by opcode in all of the code, called functions and padding included."""
+    return Counter(found[3] for found in map(_LINE.match, text.splitlines()) if found)
 
 
 def parse(text: str) -> tuple[list[Instruction], dict[str, int]]:

@@ -24,6 +24,7 @@ from torch import Tensor
 from numerics import Random
 from numerics.philox import GROUP, as_words, require_broadcast
 
+from .contracts import Case, Contract, meta
 from .device import require_launch
 from .kernel_casts import INTERPRETED
 from .launches import launch
@@ -183,3 +184,18 @@ def fields(random: Random, expert: Tensor | int, line: Tensor, group: Tensor, el
         blocks = (triton.cdiv(n, BLOCK),)
         launch(_fields_kernel, blocks, key, counter.contiguous(), out, n, NARROW=element_bits <= 4, BLOCK=BLOCK)
     return out
+
+
+def _drawn(bits: int) -> Tensor:
+    return fields(Random((0, 1)), 0, meta(4096, dtype=torch.int64), meta(4096, dtype=torch.int64), bits)
+
+
+CONTRACT = Contract(
+    (
+        Case("words", lambda: philox(meta(4096, 2, dtype=torch.int64), meta(4096, 4, dtype=torch.int64))),
+        Case("fields of E2M1", lambda: _drawn(4)),
+        Case("fields of E4M3", lambda: _drawn(8)),
+    ),
+    ran="h200_hw.csv",
+    interpreted="test_hw_philox.py",
+)

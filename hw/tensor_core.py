@@ -25,7 +25,9 @@ from torch import Tensor
 
 import numerics as nm
 
+from .contracts import Case, Contract, at_least, meta
 from .device import require_launch
+from .launches import launch
 
 TILE = 64  # rows and columns of one program: one wgmma of four warps
 FORMATS = (nm.E4M3, nm.E5M2, nm.BF16, nm.FP16, nm.TF32)
@@ -105,7 +107,7 @@ def product(a: Tensor, b: Tensor, c: Tensor | None, fmt: nm.Format) -> tuple[Ten
     x, y = (operand(t.contiguous(), fmt) for t in (a, b))
     start = d if c is None else c.contiguous()
     grid = (triton.cdiv(m, TILE), triton.cdiv(n, TILE))
-    made = _kernel[grid](x, y, start, d, m, n, k, **_constants(fmt, k, c is not None), num_warps=4)
+    made = launch(_kernel, grid, x, y, start, d, m, n, k, **_constants(fmt, k, c is not None))
     return d, "interpreted" if made is None else instruction(made.asm["ptx"])
 
 
@@ -154,3 +156,19 @@ def build(fmt: nm.Format, k: int, has_c: bool, capability: tuple[int, int]) -> A
     source = ASTSource(_kernel, {**types, **dict.fromkeys(constants, "constexpr")}, constants, aligned)
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
     return triton.compile(source, target=target, options={"num_warps": 4})
+
+
+def _meta(fmt: nm.Format, k: int) -> Any:
+    return product(meta(128, k, dtype=fmt.code_dtype), meta(128, k, dtype=fmt.code_dtype), None, fmt)
+
+
+_TENSOR_MEMORY = ("UTC*", "LDTM*", "STTM*", "HMMA*")  # plain products are what this kernel is for
+
+CONTRACT = Contract(
+    (
+        Case("E4M3", lambda: _meta(nm.E4M3, 256), portable=(at_least("*MMA*", 1),), allowed=_TENSOR_MEMORY),
+        Case("BF16", lambda: _meta(nm.BF16, 256), portable=(at_least("*MMA*", 1),), allowed=_TENSOR_MEMORY),
+    ),
+    ran="h200_products.json",
+    interpreted="test_hw_tensor_core.py",
+)

@@ -26,6 +26,7 @@ MODULES = {
     "order": "studies.loss_order",
     "validate": "hw.validate",
     "probe": "hw.probe",
+    "census": "hw.census",
     "check": "hw.check",
     "vectors": "hw.vectors",
     "bench": "hw.bench_numerics",
@@ -100,8 +101,8 @@ def test_an_unknown_command_is_one_sentence_with_the_known_ones(
     assert fourbit.main(argv) == 2
     out, err = capsys.readouterr()
     known = (
-        "the known ones are demo, train, monitor, recipes, study, order, validate, probe, check, vectors, bench, "
-        "formats, show, explorer"
+        "the known ones are demo, train, monitor, recipes, study, order, validate, probe, census, check, vectors, "
+        "bench, formats, show, explorer"
     )
     assert (out, err) == ("", f"fourbit: error: unknown command {argv[0]!r}; {known}\n")
 
@@ -115,6 +116,7 @@ def test_an_unknown_command_is_one_sentence_with_the_known_ones(
         "order",
         "validate",
         "probe",
+        "census",
         "check",
         "vectors",
         "bench",

@@ -1,0 +1,116 @@
+"""Which assembler and disassembler compile kernels ahead of time, and what they are too old for.
+
+ptxas, for sm_100a and sm_103a: TRITON_PTXAS_BLACKWELL_PATH, else that of pip's nvidia-cuda-nvcc, else triton's own. For
+sm_90a triton's choice stands (TRITON_PTXAS_PATH, else its own). Triton runs the one that it is told by the same
+variables, so a launch on a GPU needs them too.
+
+    form of PTX                                  first ptxas
+    cvt to and from e2m1, ue8m0; cvt.rs          12.9 (CUDA 12.9)
+    cvt of s2f6x2; e2m1x2 from bf16x2            13.1
+    scaled::n2::ue8m0 bf16x2 from e2m1x2, e4m3x2 13.2
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from .machine_code import packaged
+
+BLACKWELL_PATH = "TRITON_PTXAS_BLACKWELL_PATH"
+ARCHITECTURES = ("sm_103a", "sm_100a", "sm_90a")
+REMEDY = (
+    "install a newer triton (3.7 has ptxas 13.1), or pip install 'nvidia-cuda-nvcc>=13.1', or name another ptxas in "
+    f"{BLACKWELL_PATH}"
+)
+# the first that fits says what is needed
+_FORMS = (
+    (r"cvt\.rn\S*\.scaled::n2::ue8m0\.bf16x2\.(?:e2m1x2|e4m3x2)", (13, 2)),
+    (r"cvt\.\S*s2f6x2\S*", (13, 1)),
+    (r"cvt\.\S*e2m1x2\.bf16x2", (13, 1)),
+    (r"cvt\.\S*(?:e2m1x|ue8m0x)\S*", (12, 9)),
+    (r"cvt\.rs\.\S*", (12, 9)),
+    (r"tcgen05\.mma\S*\.block_scale\.block(?:16|32)", (12, 9)),
+    (r"tcgen05\.\S*", (12, 8)),
+)
+
+
+@dataclass(frozen=True)
+class Assembler:
+    """A ptxas: where it is, the toolkit that it is of, as numbers, and its version in words."""
+
+    path: Path
+    release: tuple[int, int]
+    version: str
+
+
+def require_architecture(name: str) -> int:
+    """The number of an architecture, 103 of "sm_103a".
+
+    Raises: ValueError for those that kernels cannot be compiled for, with the reason.
+    """
+    if name in ARCHITECTURES:
+        return int(name[3:-1])
+    why = ""
+    if re.fullmatch(r"sm_1[12]\d[af]?", name):
+        why = ", and it has no cvt.rs"
+    elif re.fullmatch(r"sm_10[03]f?", name):
+        why = "; only targets that end in a have cvt.rs and tcgen05"
+    elif name == "sm_90":
+        why = "; only sm_90a has wgmma"
+    raise ValueError(f"arch={name!r}: kernels are compiled for {', '.join(ARCHITECTURES)}{why}; use one of these")
+
+
+def assembler(path: Path) -> Assembler:
+    """Raises: ValueError if it cannot be run, or tells no version."""
+    try:
+        told = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=60).stdout
+    except OSError as error:
+        raise ValueError(f"ptxas {path} cannot be run ({error.strerror}); {REMEDY}") from error
+    found = re.search(r"release (\d+)\.(\d+), V(\S+)", told)
+    if found is None:
+        raise ValueError(f"{path} tells no version of ptxas: {told.strip()[:80]!r}; {REMEDY}")
+    return Assembler(path, (int(found[1]), int(found[2])), found[3])
+
+
+def chosen() -> tuple[Path | None, str]:
+    """The ptxas for sm_100a and sm_103a and who it is of; None: triton's own, if it has one.
+
+    Raises: ValueError if the environment names no file.
+    """
+    named = os.environ.get(BLACKWELL_PATH)
+    if named:
+        if not Path(named).is_file():
+            raise ValueError(f"{BLACKWELL_PATH}={named!r} is no file; name a ptxas of CUDA 13.1 or newer, or unset it")
+        return Path(named), BLACKWELL_PATH
+    of_pip = packaged("ptxas")
+    return (of_pip[0], "pip's nvidia-cuda-nvcc") if of_pip else (None, "triton")
+
+
+def used(arch: int) -> Assembler:
+    """The ptxas that triton, imported here, runs for an architecture.
+
+    Raises: ValueError if there is none.
+    """
+    import triton
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    try:
+        path = Path(get_ptxas(arch).path)
+    except (RuntimeError, AttributeError) as error:
+        raise ValueError(f"triton {triton.__version__} finds no ptxas for sm_{arch}a ({error}); {REMEDY}") from error
+    return assembler(path)
+
+
+def too_old(ptx: str, ptxas: Assembler) -> str | None:
+    """What of a kernel's PTX an assembler does not know yet, with the remedy; None: nothing known."""
+    for pattern, least in _FORMS:
+        form = re.search(pattern, ptx)
+        if form is not None and ptxas.release < least:
+            return (
+                f"{form[0]} needs ptxas {least[0]}.{least[1]} or newer, and {ptxas.path} is {ptxas.version}: {REMEDY}"
+            )
+    return None
