@@ -135,9 +135,9 @@ def _of_ptxas(told: str, ptxas: toolchain.Assembler, arch: int) -> str:
     if "C7907" in told and "s2f6" in text:
         return (
             f"ptxas {ptxas.version} fails (C7907): an S2F6 conversion whose scale is the same in the whole warp; give "
-            "each thread a scale of its own, or OR a zero made of %tid.x into it"
+            "each thread a scale of its own, or OR into it a zero that ptxas does not see: mul.hi of %tid.x by itself"
         )
-    if (old := toolchain.too_old(text, ptxas)) is not None:
+    if (old := toolchain.too_old(text, ptxas, arch)) is not None:
         return old
     lacks = re.search(r"Feature '([^']+)' not supported on \.target '(\w+)'", told)
     if lacks is not None:

@@ -12,6 +12,7 @@ Exit code: 0 if every contract holds and every kernel has one, 1 if not, 2 if no
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -67,7 +68,12 @@ class Census:
 
 
 def taken(config: CensusConfig) -> list[str]:
-    """The modules that a config asks for. Raises: ValueError for anything in it that cannot be."""
+    """The modules that a config asks for.
+
+    Raises: ValueError for anything in it that cannot be, and without triton.
+    """
+    if importlib.util.find_spec("triton") is None:
+        raise ValueError("triton is not installed, and it is the compiler; pip install 'fourbit[hw]' (Linux)")
     for name in config.arch:
         toolchain.require_architecture(name)
     if not config.arch:
@@ -112,9 +118,10 @@ def measure(modules: Sequence[str], archs: Sequence[str], jobs: int = 0, folder:
             if arch in own_archs
         ]
         rows = census_run.judged(idle, count, work, lambda done, name: _progress(done, len(work), name))
-    made = {row.kernel for row in rows}  # a module alone: its compiler died, and what it would have made is not known
-    missing = {k for k in launched(folder) if k not in made and k.split(".")[0] in set(modules) - made}
-    return Census(tools, kernels, tuple(rows), tuple(sorted(missing)))
+    whole = own and list(modules) == contracted()  # then modules without any contract count too
+    missing = sorted(launched(folder) - {row.kernel for row in rows})
+    uncovered = [kernel for kernel in missing if whole or kernel.split(".")[0] in modules]
+    return Census(tools, kernels, tuple(rows), tuple(uncovered))
 
 
 def _kernel(module: str, told: dict[str, Any]) -> Kernel:
@@ -138,6 +145,7 @@ def table(found: Census) -> str:
         f"{arch}: ptxas {tool['version']} ({tool['path']}), read by {tool['nvdisasm']}"
         for arch, tool in found.tools.items()
     ]
+    lines += [note for note in (toolchain.driver_note(tool["version"]) for tool in found.tools.values()) if note][:1]
     wide = max((len(f"{row.kernel}: {row.case}") for row in found.rows), default=0)
     lines += [
         "",

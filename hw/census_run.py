@@ -47,6 +47,7 @@ class Worker:
                 stderr=self._said, env=environment(self._folders), text=True,
             )  # fmt: skip
         assert self._process.stdin is not None and self._process.stdout is not None
+        self._start = self._said.seek(0, os.SEEK_END)
         try:
             print(json.dumps(request), file=self._process.stdin, flush=True)
             line = self._process.stdout.readline()
@@ -62,7 +63,7 @@ class Worker:
     def _ending(self) -> str:
         assert self._process is not None
         code = self._process.wait()
-        self._said.seek(0)
+        self._said.seek(self._start)
         lines = [line.strip() for line in self._said.read().splitlines() if line.strip()]
         self.close()
         told = next((line for line in lines if "Assertion" in line), lines[-1] if lines else "nothing")

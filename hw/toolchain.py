@@ -12,6 +12,8 @@ variables, so a launch on a GPU needs them too.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import re
 import subprocess
@@ -64,6 +66,7 @@ def require_architecture(name: str) -> int:
     raise ValueError(f"arch={name!r}: kernels are compiled for {', '.join(ARCHITECTURES)}{why}; use one of these")
 
 
+@functools.lru_cache(maxsize=8)
 def assembler(path: Path) -> Assembler:
     """Raises: ValueError if it cannot be run, or tells no version."""
     try:
@@ -105,12 +108,34 @@ def used(arch: int) -> Assembler:
     return assembler(path)
 
 
-def too_old(ptx: str, ptxas: Assembler) -> str | None:
-    """What of a kernel's PTX an assembler does not know yet, with the remedy; None: nothing known."""
+def too_old(ptx: str, ptxas: Assembler, arch: int) -> str | None:
+    """What of a kernel's PTX an assembler or an architecture does not know, with the remedy; None: nothing known."""
     for pattern, least in _FORMS:
         form = re.search(pattern, ptx)
+        if form is not None and arch < 100:
+            return f"sm_{arch}a has no {form[0]}: only a branch of NATIVE may have it"
         if form is not None and ptxas.release < least:
-            return (
-                f"{form[0]} needs ptxas {least[0]}.{least[1]} or newer, and {ptxas.path} is {ptxas.version}: {REMEDY}"
-            )
+            needed = ".".join(map(str, least))
+            return f"{form[0]} needs ptxas {needed} or newer, and {ptxas.path} is {ptxas.version}: {REMEDY}"
     return None
+
+
+def driver() -> tuple[int, int] | None:
+    """The newest CUDA that this machine's driver knows, or None without a driver."""
+    try:
+        library, number = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+        told = library.cuDriverGetVersion(ctypes.byref(number)) == 0
+    except (OSError, AttributeError):
+        return None
+    return (number.value // 1000, number.value % 1000 // 10) if told and number.value else None
+
+
+def driver_note(version: str) -> str | None:
+    """Why this machine's driver cannot run code of a ptxas of `version`, "13.1.80"; None: it can, or there is none."""
+    found, needed = driver(), int(version.split(".")[0])
+    if found is None or found[0] >= needed:
+        return None
+    return (
+        f"this machine's driver knows CUDA {found[0]}.{found[1]}, and code of ptxas {version} needs one of CUDA "
+        f"{needed}{' (580 or newer)' if needed == 13 else ''} to run: update the driver"
+    )
