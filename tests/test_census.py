@@ -130,7 +130,7 @@ def test_kernels_are_found_by_source_text(tmp_path: Path) -> None:
     """Launched by the function or by brackets; device functions, and launches of other modules' kernels, are not."""
     (tmp_path / "a.py").write_text(
         "@triton.jit\ndef _one(x): _two(x)\n@triton.jit\ndef _two(x): pass\n@triton.jit(do_not_specialize=['x'])\n"
-        "def _three(x): pass\ndef go(x):\n    launch(_one, (1,), x)\n    _three[(1,)](x)\n    launch(b._four, (1,), x)\n"
+        "def _three(x): pass\ndef go(x):\n    launch(_one, (1,), x)\n    _three[(1,)](x)\n    launch(b._four, x)\n"
     )
     (tmp_path / "b.py").write_text("import a\nCONTRACT: Contract = 1\nCONTRACT = Contract(())\n")
     assert census_run.launched(tmp_path) == {"a._one", "a._three"}
