@@ -28,12 +28,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from .device import require_launch
 from .kernel_casts import INTERPRETED, e2m1_decoded, e4m3_byte, e4m3_decoded, e8m0_value, finite
 from .kernel_swizzle import swizzle_columns, swizzle_rows
-from .launches import launch
+from .launches import launch, native
 from .sources import block_table
 
 TILE = 128  # rows and columns of a tile; with 64 rows Triton would decode to BF16 without a word
-STEPS = {"E2M1": 256, "E4M3": 128}  # products of a step along the contraction: 128 bytes of a row
 BLOCK = {"E2M1": 16, "E4M3": 32}
+CODES4, CODES8 = tl.constexpr("e2m1"), tl.constexpr("e4m3")  # as tl.dot_scaled names them
 _SUPER = 8  # tiles of rows that share the columns of a matrix before the next ones are read
 
 
@@ -70,8 +70,10 @@ def decoded_mxfp8(codes, scales, ROWS: tl.constexpr, K: tl.constexpr):
 def _multiplied(a, sa, b, sb, acc, NVFP4: tl.constexpr, ACROSS: tl.constexpr, BK: tl.constexpr, NATIVE: tl.constexpr):
     """acc + a @ b.T under their scales; ACROSS: b (BK, 128), and acc + a @ b."""
     if NATIVE:
-        kind: tl.constexpr = "e2m1" if NVFP4 else "e4m3"
-        return tl.dot_scaled(a, sa, kind, b if ACROSS else b.T, sb, kind, acc)
+        if NVFP4:
+            return tl.dot_scaled(a, sa, CODES4, b.T, sb, CODES4, acc)
+        else:
+            return tl.dot_scaled(a, sa, CODES8, b if ACROSS else b.T, sb, CODES8, acc)
     elif NVFP4:
         return tl.dot(decoded_nvfp4(a, sa, 128, BK), decoded_nvfp4(b, sb, 128, BK).T, acc, input_precision="ieee")
     else:
@@ -137,10 +139,12 @@ def rows_by_matrices(
     Raises: ValueError where the kernel cannot run.
     """
     require_launch(_rows_by_matrices, a, "a")
-    nvfp4, across, bk = element == "E2M1", axis == 1, STEPS[element]
+    nvfp4, across = element == "E2M1", axis == 1
     width, columns = (b.shape[1], b.shape[2]) if across else (b.shape[2] * (2 if nvfp4 else 1), b.shape[1])
     if not a.numel() or not b.numel():
         return torch.zeros(len(a), columns, dtype=torch.float32, device=a.device)
+    # 128 bytes of a row in a step; without the instruction 256 decoded values do not fit into registers
+    bk = 256 if nvfp4 and native(a) else 128
     experts, wide = len(b), triton.cdiv(columns, TILE)
     blocks = b_scales.shape[axis]
     flat = b_scales.view(-1, b_scales.shape[2])
