@@ -1,10 +1,10 @@
 """Block-scaled products in Triton's interpreter, so that the NATIVE branch of a product runs where no Blackwell is.
 
-Triton 3.6 and 3.7 do not interpret `tl.dot_scaled`, later ones read E4M3 scales as powers of two. `block_scaled_products`
-gives the interpreter a product of its own: codes and scales decoded by `numerics`, each product exact in float64, sums of
-one step in float64, rounded once to FP32 together with the accumulator. An order of its own, as tensor cores have theirs,
-and exact where sums are. What it takes is what the kernels here pass: E2M1, packed along the contraction, under E4M3
-scales of 16, and E4M3 under E8M0 scales of 32, on both sides.
+Triton 3.6 and 3.7 do not interpret `tl.dot_scaled`, later ones read E4M3 scales as powers of two.
+`block_scaled_products` gives the interpreter a product of its own: codes and scales decoded by `numerics`, each product
+exact in float64, sums of one step in float64, rounded once to FP32 together with the accumulator. An order of its own,
+as tensor cores have theirs, and exact where sums are. What it takes is what the kernels here pass: E2M1, packed along
+the contraction, under E4M3 scales of 16, and E4M3 under E8M0 scales of 32, on both sides.
 """
 
 from __future__ import annotations

@@ -5,16 +5,16 @@
 a (R, K), rows sorted by expert; b (E, N, K), or (E, K, N) with blocks along axis 1, as dgrad has the matrices of fprop;
 out (R, N). NVFP4, E2M1 under E4M3 scales of 16, packed; or MXFP8, E4M3 under E8M0 scales of 32. Without outer scales.
 
-A program takes every `programs`-th tile of 128 x 128 results. Codes come as boxes of tensor descriptors (TMA), which fill
-with zeros what lies beyond K; scales as 128x4 atoms (`kernel_swizzle`), which the source puts back into rows and columns
-by reshape and transposition alone, so that Triton copies them to tensor memory as they are (tcgen05.cp). A tile may read
-rows of the next expert, each of which is a row of its result, and stores its own alone.
+A program takes every `programs`-th tile of 128 x 128 results. Codes come as boxes of tensor descriptors (TMA), which
+fill with zeros what lies beyond K; scales as 128x4 atoms (`kernel_swizzle`), which the source puts back into rows and
+columns by reshape and transposition alone, so that Triton copies them to tensor memory as they are (tcgen05.cp). A tile
+may read rows of the next expert, each of which is a row of its result, and stores its own alone.
 
 NATIVE: block-scaled tensor-core products (tcgen05.mma kind::mxf4nvf4 block16, kind::mxf8f6f4), as a warp-specialized
 pipeline over all tiles of a program. Products are exact; how sums are cut is `blackwell_nvfp4` and `blackwell_mxfp8` of
-`numerics.matmul`. Else values are decoded in the loop and multiplied in BF16, which holds all of them but of MXFP8 those
-with scale bytes below 3 or above 246, and in FP32 by Triton's interpreter: a second route through the same boxes, atoms
-and masks, which runs without a Blackwell, and not a fast one.
+`numerics.matmul`. Else values are decoded in the loop and multiplied in BF16, which holds all of them but of MXFP8
+those with scale bytes below 3 or above 246, and in FP32 by Triton's interpreter: a second route through the same boxes,
+atoms and masks, which runs without a Blackwell, and not a fast one.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ def _multiplied(a, sa, b, sb, acc, NVFP4: tl.constexpr, ACROSS: tl.constexpr, BK
         return tl.dot(decoded_mxfp8(a, sa, 128, BK), second, acc, input_precision="ieee")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles", "programs"])
 def _rows_by_matrices(
     table, a, a_atoms, b, b_atoms, out, tiles, columns, width, programs,
     NVFP4: tl.constexpr, ACROSS: tl.constexpr, SUPER: tl.constexpr, BK: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """table: int32 (tiles, 4): first row, number of rows, expert. columns: N. width: K.
+    """table: int32 (tiles, 4): first row, number of rows, expert. columns: N or more, a multiple of 16. width: K.
 
     a: boxes of codes (128, bytes); b: (1, 128, bytes) or, ACROSS, (1, BK, 128); atoms: (1, atoms of BK, 2, 256).
     """
@@ -141,6 +141,7 @@ def rows_by_matrices(
     require_launch(_rows_by_matrices, a, "a")
     nvfp4, across = element == "E2M1", axis == 1
     width, columns = (b.shape[1], b.shape[2]) if across else (b.shape[2] * (2 if nvfp4 else 1), b.shape[1])
+    padded = triton.cdiv(columns, 16) * 16  # stores of 16 bytes; what is beyond N nobody sees
     if not a.numel() or not b.numel():
         return torch.zeros(len(a), columns, dtype=torch.float32, device=a.device)
     # 128 bytes of a row in a step; without the instruction 256 decoded values do not fit into registers
@@ -159,14 +160,14 @@ def rows_by_matrices(
     table = block_table(len(a), TILE, groups, str(a.device))
     if not nvfp4:
         a, b = a.view(kind), b.view(kind)
-    out = torch.empty(len(a), columns, dtype=torch.float32, device=a.device)
+    out = torch.empty(len(a), padded, dtype=torch.float32, device=a.device)
     step = bk // (2 if nvfp4 else 1)
     launch(
         _rows_by_matrices, (programs_on(a, len(table) * wide),), table, boxes(a, TILE, step),
         boxes(a_atoms.view(scale_kind).view(-1, deep, 2, 256), 1, atoms, 2, 256),
         boxes(b, *((1, bk, TILE) if across else (1, TILE, step))),
-        boxes(b_atoms.view(scale_kind).view(experts * wide, deep, 2, 256), 1, atoms, 2, 256), out, len(table), columns,
+        boxes(b_atoms.view(scale_kind).view(experts * wide, deep, 2, 256), 1, atoms, 2, 256), out, len(table), padded,
         width, programs_on(a, len(table) * wide), NVFP4=nvfp4, ACROSS=across, SUPER=_SUPER, BK=bk,
-        num_warps=8, num_stages=4,
+        num_warps=8, num_stages=5 if native(a) else 4,
     )  # fmt: skip
-    return out
+    return out[:, :columns].contiguous()

@@ -5,11 +5,12 @@
 a (S, N), b (S, K), rows sorted by expert, E4M3 under E8M0 scales of 32 rows, blocks starting anew at each expert; out
 (E, N, K), zeros for an expert without rows. Without outer scales.
 
-A program takes every `programs`-th tile of 128 x 128 results. What lies beyond an expert's rows must not take part: there
-is no E8M0 scale of 0, and a code may be NaN. So each tile makes tensor descriptors that begin at its expert's first row
-and end with its last one, and the boxes (TMA) have zeros beyond. Both operands are read as they lie, 128 products of the
-contraction in 128 rows, which tensor cores take for 8-bit codes alone. Scales come as 128x4 atoms, see `kernel_product`,
-also for what NATIVE means; the loop that is warp-specialized is the one along the contraction, since its length varies.
+A program takes every `programs`-th tile of 128 x 128 results. What lies beyond an expert's rows must not take part:
+there is no E8M0 scale of 0, and a code may be NaN. So each tile makes tensor descriptors that begin at its expert's
+first row and end with its last one, and the boxes (TMA) have zeros beyond. Both operands are read as they lie, 128 rows
+by 128 lines of results, which tensor cores take so for 8-bit codes alone. Scales come as 128x4 atoms, see
+`kernel_product`, also for what NATIVE means; the loop that is warp-specialized is the one along the contraction, since
+its length varies.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from numerics.cache import cached
 from .device import require_launch
 from .kernel_product import CODES8, TILE, boxes, decoded_mxfp8, from_atoms, programs_on
 from .kernel_swizzle import swizzle_columns
-from .launches import launch
+from .launches import launch, native
 
 BLOCK, STEP = 32, 128  # rows of a block, and of a step: an atom of scales
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["experts", "programs"])
 def _columns_by_columns(
     table, a, b, a_atoms, b_atoms, out, experts, columns, width, programs, NATIVE: tl.constexpr,
 ):  # fmt: skip
@@ -103,6 +104,6 @@ def columns_by_columns(a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor,
     kind = torch.float8_e4m3fn
     launch(
         _columns_by_columns, (programs,), table, a.view(kind), b.view(kind), *atoms, out, len(table), columns, width,
-        programs, num_warps=8, num_stages=4,
+        programs, num_warps=8, num_stages=6 if native(a) else 4,
     )  # fmt: skip
     return out
