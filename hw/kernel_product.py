@@ -19,6 +19,8 @@ atoms and masks, which runs without a Blackwell, and not a fast one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -171,3 +173,20 @@ def rows_by_matrices(
         num_warps=8, num_stages=5 if native(a) else 4,
     )  # fmt: skip
     return out[:, :columns].contiguous()
+
+
+def samples() -> dict[str, Callable[[], Tensor]]:
+    """Each variant by name, for `launches.catching`, of tensors without storage; its last launch is the product."""
+    r, e, n, k, groups = 1000, 4, 512, 2048, (0, 100, 100, 700, 1000)
+
+    def nothing(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.uint8, device="meta")
+
+    a, b = (nothing(r, k), nothing(r, k // 32)), (nothing(e, n, k), nothing(e, n, k // 32))
+    packed = (nothing(r, k // 2), nothing(r, k // 16), nothing(e, n, k // 2), nothing(e, n, k // 16))
+    across = (nothing(e, k, n), nothing(e, k // 32, n))
+    return {
+        "NVFP4": lambda: rows_by_matrices(*packed, groups, "E2M1"),
+        "MXFP8": lambda: rows_by_matrices(*a, *b, groups, "E4M3"),
+        "MXFP8 along axis 1": lambda: rows_by_matrices(*a, *across, groups, "E4M3", 1),
+    }

@@ -15,6 +15,7 @@ its length varies.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate, pairwise
 
 import torch
@@ -107,3 +108,12 @@ def columns_by_columns(a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor,
         programs, num_warps=8, num_stages=6 if native(a) else 4,
     )  # fmt: skip
     return out
+
+
+def samples() -> dict[str, Callable[[], Tensor]]:
+    """Each variant by name, for `launches.catching`, of tensors without storage; its last launch is the product."""
+    groups, n, k = (0, 100, 100, 700, 1000), 512, 2048
+    rows, blocks = groups[-1], _block_offsets(groups)[-1]
+    shapes = ((rows, n), (blocks, n), (rows, k), (blocks, k))
+    parts = [torch.empty(shape, dtype=torch.uint8, device="meta") for shape in shapes]
+    return {"MXFP8 along rows": lambda: columns_by_columns(*parts, groups)}

@@ -11,6 +11,7 @@ A program writes four atoms: along the contraction where scales lie so, else alo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate, pairwise
 
 import torch
@@ -93,3 +94,9 @@ def _columns_table(groups: tuple[int, ...], device: str) -> Tensor:
         for first in range(i, j, BLOCKS)
     ]
     return torch.tensor(lines, dtype=torch.int32).view(-1, 4).to(device)
+
+
+def samples() -> dict[str, Callable[[], Tensor]]:
+    """Launches of each variant by name, of tensors without storage: for `launches.catching`."""
+    along, across = (torch.empty(n, m, dtype=torch.uint8, device="meta") for n, m in ((1000, 128), (64, 512)))
+    return {"rows": lambda: swizzle_rows(along, (0, 100, 100, 1000)), "columns": lambda: swizzle_columns(across)}
