@@ -169,5 +169,5 @@ def test_other_formats_are_refused() -> None:
     """E2M1 codes under powers of two: no kernel here has them."""
     a, b = (exact_operand(nm.MXFP4, 16, 64, seed=i) for i in range(2))
     out, parts = torch.empty(16, 16), (a.packed(), a.scales, b.packed(), b.scales)
-    with block_scaled_products(), pytest.raises(Exception, match="E2M1 under scales .*: interpreted are E2M1 under"):
+    with block_scaled_products(), pytest.raises(Exception, match=r"E2M1 under scales .*: interpreted are E2M1 under"):
         launch(_dot, (1,), out, *parts, FMT=tl.constexpr("e2m1"), PACKED=2, BLOCK=32)
