@@ -22,9 +22,9 @@ pytest.importorskip("triton", reason="not run: triton is not installed (fourbit[
 import triton
 import triton.language as tl
 
-from hw import grouped, ops, products_native
+from hw import grouped, kernel_product, kernel_product_ragged, kernel_swizzle, ops, products_native
 from hw.interpret_products import block_scaled_products
-from hw.launches import forced, launch
+from hw.launches import catching, forced, launch
 from hw.packed import PackedTensor
 
 pytestmark = pytest.mark.skipif(
@@ -108,6 +108,18 @@ def test_what_is_decoded_instead() -> None:
             assert torch.equal(grouped.sums_of_columns(g, x, GROUPS), expected)
         whole = tokens(None)
         assert products_native.columns_by_experts(*whole, (0, 40)) is not None
+
+
+@pytest.mark.parametrize("module", [kernel_product, kernel_product_ragged, kernel_swizzle], ids=lambda m: m.__name__)
+def test_every_variant_is_caught_for_a_compiler(module: Any) -> None:
+    """A launch each, of a kernel of this file, with NATIVE as it is told; without any storage."""
+    for f in module.samples().values():
+        for native in (True, False):
+            with forced(native), catching() as calls:
+                assert f().is_meta
+            last = calls[-1]
+            assert last.kernel.fn.__module__ == module.__name__ and last.grid[0] > 0
+            assert last.constants.get("NATIVE", native) is native
 
 
 # The interpreter's product.
