@@ -80,6 +80,10 @@ def test_torch_takes_the_arguments(
         assert out.shape == (GROUPS[-1], n)
     assert out.dtype == torch.float32 and out.is_meta and len(calls) == len(counts)
     packing, block = (2, 16) if fmt is nm.NVFP4 else (1, 32)
+    kinds, swizzles = functional.ScalingType, functional.SwizzleType
+    recipe, swizzle = [kinds.BlockWise1x32], [swizzles.SWIZZLE_32_4_4]
+    if fmt is nm.NVFP4:
+        recipe, swizzle = [kinds.BlockWise1x16, kinds.TensorWise], [swizzles.SWIZZLE_32_4_4, swizzles.NO_SWIZZLE]
     for call, count in zip(calls, counts, strict=True):
         lines, length, width = (n, count, k) if product == "wgrad" else (count, k, n)
         assert call["output_dtype"] == torch.float32
@@ -88,6 +92,8 @@ def test_torch_takes_the_arguments(
         assert call["mat_b"].shape == (deep, -(-width // 16) * 16)
         assert call["mat_a"].stride(1) == 1 and call["mat_b"].stride(0) == 1
         for side, count_of in (("a", lines), ("b", width)):
+            assert (call[f"scale_recipe_{side}"], call[f"swizzle_{side}"]) == (recipe, swizzle)
+            assert len(call[f"scale_{side}"]) == len(recipe)  # the GPU's side compares them, the inference does not
             assert call[f"scale_{side}"][0].shape == (-(-count_of // 128) * 128 * -(-length // (4 * block)) * 4,)
 
 
