@@ -20,8 +20,8 @@ multiply the sums afterwards. Operands whose codes lie the other way are transpo
 
 Why one call an expert and not scaled_grouped_mm: that writes BF16 only, a rounding more of every sum, before the outer
 scales, and of every weight gradient; scaled_mm writes the FP32 sums that the seam speaks of. The price is a launch for
-each expert. Everything here up to the call is exact and works on any device, "meta" too. The call has never run: torch
-has no such products but on sm_100 and sm_103.
+each expert. Everything here up to the call is exact and works on any device, "meta" too. The call itself has never run:
+no GPU with block-scaled products was at hand.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def layer(operations: Any, name: str, accumulator: str) -> list[Tensor]:
     moe = MoE(32, 3, 2, 32, 32)
     for p in moe.parameters():
         torch.nn.init.normal_(p, std=32**-0.5)
-    x = torch.randn(1, 12, 32).to(torch.bfloat16).requires_grad_()
+    x = torch.randn(1, 6, 32).to(torch.bfloat16).requires_grad_()
     signs = {size: nm.hadamard_signs(size, (1, 0)) for size in SIZES}
     out, balance = moe(x, Setting(operations, preset(name).experts, signs, 2, Draw(5, 6, 0), accumulator))
     (out.float().square().sum() + balance).backward()
