@@ -1,8 +1,8 @@
 """The seam as Triton kernels: the functions of `numerics.ops` with their bits, on a GPU or in the interpreter.
 
     quantizers     one launch each, from whatever the rows come about as (`sources`) to packed codes (`packed`)
-    products       operands decoded once to BF16, exact, then the library's product with FP32 sums (`grouped`); outer
-                   scales, SwiGLU, Hadamard and quantizer follow in one launch
+    products       operands decoded once to BF16, exact, then the library's product with FP32 sums; on a Blackwell of
+                   codes as they are (`grouped`); outer scales, SwiGLU, Hadamard and quantizer follow in one launch
     accumulator    "library" is that product; every other name is a model of sums, which `numerics.matmul` computes from
                    the same codes
 
@@ -29,7 +29,7 @@ from numerics.ops_arguments import draws, require_experts, require_operand, requ
 from numerics.partition import check_groups
 
 from .casts import along_features, along_tokens, plain, refuse, require_known
-from .grouped import columns_by_experts, decoded, pair, row_factors, rows_by_experts
+from .grouped import decoded, row_factors, sums_of_columns, sums_of_rows
 from .indices import require_index
 from .kernel_aggregate import aggregate as sum_rows
 from .kernel_glu_backward import glu_backward as gradient_of_glu
@@ -96,8 +96,7 @@ def _sums(x: Operand, w: Operand, groups: Any, accumulator: str) -> tuple[Tensor
     for name, q in (("rows", x), ("matrices", w)):
         if isinstance(q, BlockTensor) and q.axis != len(q.shape) - 1:
             raise ValueError(f"{name} have their blocks along axis {q.axis}: the contraction is the last one")
-    first, second = pair(x, w)
-    return rows_by_experts(first, second, offsets), row_factors(x, w, offsets)
+    return sums_of_rows(x, w, offsets), row_factors(x, w, offsets)
 
 
 def gate_up_glu(
@@ -107,7 +106,11 @@ def gate_up_glu(
     require_experts(groups, x=x, w13=w13)
     if w13.shape[1] % 2:
         raise ValueError(f"w13 has shape {tuple(w13.shape)}: axis 1 stacks gate above up and must be even")
-    sums, factors = _sums(x, w13, groups, accumulator)
+    return glu_of_sums(*_sums(x, w13, groups, accumulator), hidden)
+
+
+def glu_of_sums(sums: Tensor, factors: Tensor | None, hidden: Cast) -> tuple[Operand, Tensor]:
+    """h and gate_up of `gate_up_glu` from the product's FP32 sums and the factors of its rows."""
     gate_up = torch.empty_like(sums, dtype=torch.bfloat16)
     source = Source(sums, None, factors, True, gate_up)
     if hidden.fmt is None:
@@ -121,7 +124,11 @@ def down_to_wire(h: Operand, w2: Operand, groups: Any, wire: Wire, accumulator: 
     """See `numerics.ops.down_to_wire`."""
     require_experts(groups, h=h, w2=w2)
     require_kind(wire, Wire, "wire", "pass a Wire")
-    sums, factors = _sums(h, w2, groups, accumulator)
+    return wire_of_sums(*_sums(h, w2, groups, accumulator), wire)
+
+
+def wire_of_sums(sums: Tensor, factors: Tensor | None, wire: Wire) -> Operand:
+    """The payload of `down_to_wire` from the product's FP32 sums and the factors of its rows."""
     source = Source(sums, None, factors)
     if wire.fmt is None:
         if wire.signs is not None:
@@ -259,13 +266,11 @@ def grad_products(
             f"g has shape {tuple(g.shape)}, w {tuple(w.shape)}, g_tokens {tuple(g_tokens.shape)}, x {tuple(x.shape)}, "
             f"groups {len(offsets)} offsets: pass (R, N), (E, N, K), (S, N), (S, K) and E + 1"
         )
-    first, second = pair(g, w)
-    dx = rows_by_experts(first, second.mT, offsets)
+    dx = sums_of_rows(g, w, offsets, axis=1)
     factors = row_factors(g, w, offsets)
     if factors is not None:
         dx.mul_(factors[:, None])
-    first, second = pair(g_tokens, x)
-    dw = columns_by_experts(first, second, along)
+    dw = sums_of_columns(g_tokens, x, along)
     scale = _tensor_factor(g_tokens, x)
     return dx, dw if scale is None else dw.mul_(scale)
 
