@@ -128,8 +128,11 @@ def _needed(kernel: str, case: Case, arch: str, mode: str, code: Any) -> list[st
         count = sum(matching(code.opcodes, (need.opcode,)).values())
         if count < need.least or (need.most is not None and count > need.most):
             found.append(f"has {count} of {need.opcode}, and its contract says {need.bounds}")
-    if mode == "common" and arch != "sm_90a" and case.native and kernel.split(".")[0] not in PENDING:
+    pending = kernel.split(".")[0] in PENDING
+    if mode == "common" and arch != "sm_90a" and case.native and not pending:
         found.append("has no parameter NATIVE, and its contract says what native code has")
+    if mode != "common" and pending:
+        found.append("has a parameter NATIVE, and contracts.PENDING says that it has none yet: take it out there")
     if mode == "native" and set(code.products) != set(case.mma):
         there, meant = ("; ".join(products) or "no products" for products in (code.products, case.mma))
         found.append(f"multiplies {there}, and its contract says {meant}")

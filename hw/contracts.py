@@ -39,7 +39,8 @@ S2F6_TO_BF16 = "F2FP.BF16.S2_6.UNPACK_B"
 
 # modules whose kernels are to get a parameter NATIVE; what they say of native code is not judged yet
 PENDING = frozenset(
-    "kernel_aggregate kernel_both kernel_mx kernel_nvfp4 kernel_tiles kernel_tokens kernel_tokens_nvfp4".split()
+    "kernel_aggregate kernel_both kernel_decode kernel_decode_nvfp4 kernel_mx kernel_nvfp4 kernel_tiles kernel_tokens "
+    "kernel_tokens_nvfp4".split()
 )
 
 # block-scaled products, and what feeds them

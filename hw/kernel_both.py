@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .contracts import TO_E4M3, Case, Contract, at_least, meta
+from .contracts import TO_E4M3, TO_E8M0, Case, Contract, at_least, exactly, meta
 from .device import require_launch
 from .kernel_casts import E4M3, INFINITY_BITS, bits_of, e4m3_signed, float_of, power_reciprocal, rceil_scale, widen
 from .launches import launch
@@ -79,11 +79,11 @@ def both(x: Tensor, groups: tuple[int, ...] | None) -> tuple[Tensor, Tensor, Ten
     return codes, scales, codes_tokens, scales_tokens
 
 
-CONTRACT = Contract(
+CONTRACT = Contract(  # a thread has 64 values, along two axes
     (
         Case(
             "rows of experts", lambda: both(meta(1024, 4096), (0, 500, 1024)),
-            native=(at_least(TO_E4M3, 1),), portable=(at_least(TO_E4M3, 1),),
+            native=(exactly(TO_E4M3, 64), at_least(TO_E8M0, 2)), portable=(exactly(TO_E4M3, 64),),
         ),
     ),
     ran="h200_hw.csv",

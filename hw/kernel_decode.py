@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .contracts import Case, Contract, meta
+from .contracts import E2M1_TO_F16, E4M3_TO_F16, S2F6_TO_BF16, Case, Contract, at_least, meta
 from .device import require_launch
 from .kernel_casts import (
     E2M1,
@@ -125,11 +125,13 @@ def _codes(element: str, block: int, narrow: bool) -> tuple[Tensor, Tensor]:
     return decode(codes, scales, table, element, block, factor, factor, powers=block == 32, narrow=narrow)
 
 
-CONTRACT = Contract(
+CONTRACT = Contract(  # a thread has 16 values
     (
-        Case("NVFP4 to FP32", lambda: _codes("E2M1", 16, False)),
-        Case("MXFP8 to BF16", lambda: _codes("E4M3", 32, True)),
-        Case("MXS2F6 to FP32", lambda: _codes("S2F6", 32, False)),
+        Case("NVFP4 to FP32", lambda: _codes("E2M1", 16, False), native=(at_least(E2M1_TO_F16, 8),)),
+        Case(
+            "MXFP8 to BF16", lambda: _codes("E4M3", 32, True), (at_least(E4M3_TO_F16, 8),), (at_least(E4M3_TO_F16, 8),)
+        ),
+        Case("MXS2F6 to FP32", lambda: _codes("S2F6", 32, False), native=(at_least(S2F6_TO_BF16, 8),)),
     ),
     ran="h200_ops.json",
     interpreted="test_hw_decode.py",

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .contracts import Case, Contract, meta
+from .contracts import E2M1_TO_F16, E4M3_TO_F16, Case, Contract, at_least, exactly, meta
 from .device import require_launch
 from .kernel_casts import bits_of, e2m1_decoded, e4m3_decoded
 from .launches import launch
@@ -46,8 +46,14 @@ def decode_nvfp4(packed: Tensor, scales: Tensor) -> Tensor:
     return out
 
 
-CONTRACT = Contract(
-    (Case("rows", lambda: decode_nvfp4(meta(256, 2048, dtype=torch.uint8), meta(256, 256, dtype=torch.uint8))),),
+CONTRACT = Contract(  # a thread has 32 values
+    (
+        Case(
+            "rows",
+            lambda: decode_nvfp4(meta(256, 2048, dtype=torch.uint8), meta(256, 256, dtype=torch.uint8)),
+            native=(exactly(E2M1_TO_F16, 16), at_least(E4M3_TO_F16, 1)),
+        ),
+    ),
     ran="h200_ops.json",
     interpreted="test_hw_decode.py",
 )

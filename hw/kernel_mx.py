@@ -16,7 +16,7 @@ from torch import Tensor
 
 from numerics.layout import padded_scales
 
-from .contracts import TO_E2M1, TO_E4M3, TO_E4M3_DRAWN, TO_S2F6, Case, Contract, exactly, meta
+from .contracts import TO_E2M1, TO_E4M3, TO_E4M3_DRAWN, TO_E8M0, TO_S2F6, Case, Contract, at_least, exactly, meta
 from .device import require_launch
 from .kernel_blocks32 import hadamard32, sign_piece
 from .kernel_casts import (
@@ -155,7 +155,7 @@ CONTRACT = Contract(  # a thread has a block of 32
     (
         Case(
             "MXFP8, nearest", lambda: mx(Source(meta(256, 4096)), "E4M3"),
-            native=(exactly(TO_E4M3, 16),), portable=(exactly(TO_E4M3, 16),),
+            native=(exactly(TO_E4M3, 16), at_least(TO_E8M0, 1)), portable=(exactly(TO_E4M3, 16),),
         ),
         Case(
             "MXFP8 of weighted rows, stochastic",
@@ -163,13 +163,16 @@ CONTRACT = Contract(  # a thread has a block of 32
                 Source(meta(512, 4096), meta(256, dtype=torch.int64), meta(256, dtype=torch.float32)), "E4M3",
                 words=_words(), swizzled=True,
             ),
-            native=(exactly(TO_E4M3_DRAWN, 16),),
+            native=(exactly(TO_E4M3_DRAWN, 16), at_least(TO_E8M0, 1)),
         ),
-        Case("MXFP4, nearest", lambda: mx(Source(meta(256, 4096)), "E2M1"), native=(exactly(TO_E2M1, 16),)),
+        Case(
+            "MXFP4, nearest", lambda: mx(Source(meta(256, 4096)), "E2M1"),
+            native=(exactly(TO_E2M1, 16), at_least(TO_E8M0, 1)),
+        ),
         Case(
             "Hadamard-32 and MXS2F6",
             lambda: mx(Source(meta(256, 4096, dtype=torch.float32)), "S2F6", meta(32, dtype=torch.float32)),
-            native=(exactly(TO_S2F6, 16),),
+            native=(exactly(TO_S2F6, 16), at_least(TO_E8M0, 1)),
         ),
     ),
     ran="h200_ops.json",

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from numerics.layout import padded_scales
 
-from .contracts import TO_E2M1, TO_E2M1_DRAWN, Case, Contract, at_least, exactly, meta
+from .contracts import E2M1_TO_F16, TO_E2M1, TO_E2M1_DRAWN, TO_E4M3, Case, Contract, at_least, exactly, meta
 from .device import require_launch
 from .kernel_casts import (
     FLT_MAX,
@@ -263,18 +263,24 @@ def _given() -> tuple[Tensor, Tensor]:
     return meta(1, dtype=torch.float32), meta(1, dtype=torch.float32)
 
 
+# both candidates of four-over-six
+_TWO = (at_least(TO_E2M1, 32), at_least(E2M1_TO_F16, 32), at_least(TO_E4M3, 4))
+
 CONTRACT = Contract(  # a thread has two blocks of 16
     (
-        Case("rows, nearest", lambda: nvfp4(Source(meta(256, 4096))), native=(exactly(TO_E2M1, 16),)),
-        Case("rows, four-over-six", lambda: nvfp4(Source(meta(256, 4096)), True), native=(at_least(TO_E2M1, 16),)),
-        Case("SwiGLU of a product, four-over-six", lambda: nvfp4(_product(), True), native=(at_least(TO_E2M1, 16),)),
+        Case(
+            "rows, nearest", lambda: nvfp4(Source(meta(256, 4096))),
+            native=(exactly(TO_E2M1, 16), exactly(TO_E4M3, 2)),
+        ),
+        Case("rows, four-over-six", lambda: nvfp4(Source(meta(256, 4096)), True), native=_TWO),
+        Case("SwiGLU of a product, four-over-six", lambda: nvfp4(_product(), True), native=_TWO),
         Case(
             "Hadamard-16, stochastic, swizzled scales",
             lambda: nvfp4(
                 Source(meta(256, 4096)), given=_given(), signs=meta(16, dtype=torch.float32), words=_words(),
                 values=True, swizzled=True,
             ),
-            native=(exactly(TO_E2M1_DRAWN, 16),),
+            native=(exactly(TO_E2M1_DRAWN, 16), exactly(TO_E4M3, 2)),
         ),
     ),
     ran="h200_ops.json",

@@ -27,6 +27,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from .contracts import MMA_MXFP8, MMA_NVFP4, SCALES_COPIED, TILES_IN, Case, Contract, at_least, exactly
 from .device import require_launch
 from .kernel_casts import INTERPRETED, e2m1_decoded, e4m3_byte, e4m3_decoded, e8m0_value, finite
 from .kernel_swizzle import swizzle_columns, swizzle_rows
@@ -190,3 +191,19 @@ def samples() -> dict[str, Callable[[], Tensor]]:
         "MXFP8": lambda: rows_by_matrices(*a, *b, groups, "E4M3"),
         "MXFP8 along axis 1": lambda: rows_by_matrices(*a, *across, groups, "E4M3", 1),
     }
+
+
+_NVFP4 = (exactly(MMA_NVFP4, 4), exactly(SCALES_COPIED, 8), at_least(TILES_IN, 4))  # 256 deep, 64 an instruction
+_MXFP8 = (exactly(MMA_MXFP8, 4), exactly(SCALES_COPIED, 2), at_least(TILES_IN, 4))  # 128 deep, 32 an instruction
+_HOPPER = (at_least("HGMMA.64x128x16.F32.BF16", 8),)
+_IN_NVFP4 = ("mxf4nvf4 E2M1 x E2M1, UE4M3 by 16, 128 x 128 x 64",)
+_IN_MXFP8 = ("mxf8f6f4 E4M3 x E4M3, UE8M0 by 32, 128 x 128 x 32",)
+
+CONTRACT = Contract(
+    (
+        Case("NVFP4", lambda: samples()["NVFP4"](), _NVFP4, _HOPPER, _IN_NVFP4),
+        Case("MXFP8", lambda: samples()["MXFP8"](), _MXFP8, _HOPPER, _IN_MXFP8),
+        Case("MXFP8 along axis 1", lambda: samples()["MXFP8 along axis 1"](), _MXFP8, _HOPPER, _IN_MXFP8),
+    ),
+    interpreted="test_hw_product.py",
+)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from numerics.cache import cached
 
+from .contracts import Case, Contract
 from .device import require_launch
 from .launches import launch
 from .sources import block_table
@@ -100,3 +101,9 @@ def samples() -> dict[str, Callable[[], Tensor]]:
     """Launches of each variant by name, of tensors without storage: for `launches.catching`."""
     along, across = (torch.empty(n, m, dtype=torch.uint8, device="meta") for n, m in ((1000, 128), (64, 512)))
     return {"rows": lambda: swizzle_rows(along, (0, 100, 100, 1000)), "columns": lambda: swizzle_columns(across)}
+
+
+CONTRACT = Contract(
+    (Case("rows", lambda: samples()["rows"]()), Case("columns", lambda: samples()["columns"]())),
+    interpreted="test_hw_swizzle.py",
+)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .contracts import TO_E2M1, Case, Contract, at_least, meta
+from .contracts import TO_E2M1, TO_E4M3, Case, Contract, at_least, meta
 from .device import require_launch
 from .kernel_casts import INFINITY_BITS, bits_of, e2m1_code, float_of, nvfp4_scale, widen
 from .launches import launch
@@ -70,9 +70,13 @@ def _grid(x: Tensor) -> tuple[int, int, int]:
     return triton.cdiv(x.shape[1], 16), triton.cdiv(x.shape[2], 16), len(x)
 
 
-CONTRACT = Contract(
+CONTRACT = Contract(  # a thread has 8 values of a tile
     (
-        Case("codes", lambda: tiles(meta(8, 512, 512), meta(8, dtype=torch.float32)), native=(at_least(TO_E2M1, 4),)),
+        Case(
+            "codes",
+            lambda: tiles(meta(8, 512, 512), meta(8, dtype=torch.float32)),
+            native=(at_least(TO_E2M1, 4), at_least(TO_E4M3, 1)),
+        ),
         Case("largest first", lambda: tile_amax(meta(8, 512, 512))),
     ),
     ran="h200_ops.json",

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from numerics import Random
 
-from .contracts import TO_E4M3, TO_E4M3_DRAWN, Case, Contract, at_least, meta
+from .contracts import E2M1_TO_F16, TO_E4M3, TO_E4M3_DRAWN, TO_E8M0, Case, Contract, at_least, exactly, meta
 from .device import require_launch
 from .kernel_casts import (
     E4M3,
@@ -206,11 +206,11 @@ def _saved(width: int) -> tuple[Tensor, Tensor]:
     return meta(1024, width // 2, dtype=torch.uint8), meta(1024, width // 16, dtype=torch.uint8)
 
 
-CONTRACT = Contract(
+CONTRACT = Contract(  # in a loop of 16 rows, 2 columns a thread, of codes 4
     (
         Case(
             "values, nearest", lambda: tokens(meta(1024, 4096), (0, 500, 1024)),
-            native=(at_least(TO_E4M3, 1),), portable=(at_least(TO_E4M3, 1),),
+            native=(exactly(TO_E4M3, 16), at_least(TO_E8M0, 1)), portable=(exactly(TO_E4M3, 16),),
         ),
         Case(
             "saved NVFP4, stochastic",
@@ -218,7 +218,7 @@ CONTRACT = Contract(
                 _saved(4096)[0], (0, 500, 1024), _saved(4096)[1], meta(1024, dtype=torch.float32),
                 meta(1024, dtype=torch.float32), Random((0, 1)),
             ),
-            native=(at_least(TO_E4M3_DRAWN, 2),),
+            native=(exactly(TO_E4M3_DRAWN, 32), at_least(E2M1_TO_F16, 32), at_least(TO_E8M0, 1)),
         ),
         Case(
             "saved MXFP8, stochastic",
@@ -226,7 +226,7 @@ CONTRACT = Contract(
                 meta(1024, 4096, dtype=torch.uint8), (0, 500, 1024), meta(1024, 128, dtype=torch.uint8),
                 random=Random((0, 1)),
             ),
-            native=(at_least(TO_E4M3_DRAWN, 2),),
+            native=(exactly(TO_E4M3_DRAWN, 32), at_least(TO_E8M0, 1)),
         ),
     ),
     ran="h200_ops.json",

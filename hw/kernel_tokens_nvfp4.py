@@ -17,7 +17,7 @@ from torch import Tensor
 from numerics import Random
 from numerics.outer import outer_scale
 
-from .contracts import TO_E2M1, TO_E2M1_DRAWN, Case, Contract, at_least, meta
+from .contracts import TO_E2M1, TO_E2M1_DRAWN, TO_E4M3, Case, Contract, at_least, exactly, meta
 from .device import require_launch
 from .kernel_casts import (
     INFINITY_BITS,
@@ -133,13 +133,17 @@ def tokens_nvfp4(
     return codes, scales, outer.view(1, 1)
 
 
-CONTRACT = Contract(
+CONTRACT = Contract(  # a thread has two columns of 16 rows
     (
-        Case("nearest", lambda: tokens_nvfp4(meta(1024, 4096), (0, 500, 1024)), native=(at_least(TO_E2M1, 8),)),
+        Case(
+            "nearest",
+            lambda: tokens_nvfp4(meta(1024, 4096), (0, 500, 1024)),
+            native=(exactly(TO_E2M1, 16), at_least(TO_E4M3, 1)),
+        ),
         Case(
             "Hadamard-16, stochastic",
             lambda: tokens_nvfp4(meta(1024, 4096), None, meta(16, dtype=torch.float32), Random((0, 1))),
-            native=(at_least(TO_E2M1_DRAWN, 8),),
+            native=(exactly(TO_E2M1_DRAWN, 16), at_least(TO_E4M3, 1)),
         ),
         Case("largest first", lambda: tokens_nvfp4(meta(1024, 4096), None), launch=0),
     ),
