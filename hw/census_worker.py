@@ -15,6 +15,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from . import aot, census_judge, launches, machine_code, toolchain
@@ -51,8 +52,11 @@ def judged(module: str, place: int, arch: str) -> census_judge.Row:
 
 
 def tools(arch: str) -> dict[str, str]:
-    ptxas = toolchain.used(toolchain.require_architecture(arch))
-    return {"path": str(ptxas.path), "version": ptxas.version, "nvdisasm": str(machine_code.nvdisasm())}
+    """Where the tools are, from the folder of installed packages on if they are in there, and ptxas's version."""
+    packages = Path(aot.triton.__file__).parent.parent
+    ptxas, reader = toolchain.used(toolchain.require_architecture(arch)), machine_code.nvdisasm()
+    places = [p.relative_to(packages) if p.is_relative_to(packages) else p for p in (ptxas.path, reader)]
+    return {"path": str(places[0]), "version": ptxas.version, "nvdisasm": str(places[1])}
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:

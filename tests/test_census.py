@@ -16,7 +16,7 @@ import pytest
 import fourbit
 from hw import census, census_judge, census_run, descriptor, machine_code, toolchain
 from hw.aot import Code
-from hw.contracts import TO_E2M1, Case, at_least, exactly
+from hw.contracts import PENDING, TO_E2M1, Case, at_least, exactly
 
 ROOT = Path(fourbit.__file__).resolve().parent
 RECORD = ROOT / "tests/records/census.json"
@@ -72,8 +72,19 @@ def test_states_name_what_there_is(found: census.Census) -> None:
     lines = census.states(found)
     assert len(lines) == len(found.kernels)
     assert all(line.endswith("never run") for line in lines if "native" in line)
-    readme = (ROOT / "hw/README.md").read_text("utf-8")
-    assert [kernel.module for kernel in found.kernels if f"`{kernel.module}`" not in readme] == []
+
+
+def test_the_readme_tells_the_states(found: census.Census) -> None:
+    """A line of the table in hw/README.md for each kernel's module: what has run, and what of native code there is."""
+    table = [line for line in (ROOT / "hw/README.md").read_text("utf-8").splitlines() if line.startswith("| `")]
+    for kernel in found.kernels:
+        (line,) = [line for line in table if f"`{kernel.module}`" in line.split("|")[1]]
+        ran, native = line.split("|")[-3:-1]
+        assert ran.strip() == ("yes" if kernel.ran else "**never**"), kernel.module
+        modes = {row.mode for row in found.rows if row.kernel.split(".")[0] == kernel.module}
+        told = "compiled, never run" if "native" in modes else "not yet" if kernel.module in PENDING else "needs none"
+        assert native.strip() == told, kernel.module
+        assert (kernel.interpreted is None) == (kernel.module == "cvt")
 
 
 @pytest.fixture(scope="module")
