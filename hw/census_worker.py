@@ -54,8 +54,9 @@ def judged(module: str, place: int, arch: str) -> census_judge.Row:
 def tools(arch: str) -> dict[str, str]:
     """Where the tools are, from the folder of installed packages on if they are in there, and ptxas's version."""
     packages = Path(aot.triton.__file__).parent.parent
-    ptxas, reader = toolchain.used(toolchain.require_architecture(arch)), machine_code.nvdisasm()
-    places = [p.relative_to(packages) if p.is_relative_to(packages) else p for p in (ptxas.path, reader)]
+    number = toolchain.require_architecture(arch)
+    ptxas, reader = toolchain.used(number), toolchain.reader(machine_code.nvdisasm(), number)
+    places = [p.relative_to(packages) if p.is_relative_to(packages) else p for p in (ptxas.path, reader.path)]
     return {"path": str(places[0]), "version": ptxas.version, "nvdisasm": str(places[1])}
 
 

@@ -22,6 +22,7 @@ clock or less often; that bound is not this one.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -68,20 +69,24 @@ class Issued:
 
 
 def nvdisasm() -> Path:
-    """The disassembler: triton's own, else that of pip's nvidia-cuda-nvdisasm, else the one on PATH.
+    """The disassembler: TRITON_NVDISASM_PATH, else that of pip's nvidia-cuda-nvdisasm, triton's own, the one on PATH.
 
-    Raises: ValueError if there is none.
+    Raises: ValueError if there is none, or if the variable names no file.
     """
     import triton
 
+    if (named := os.environ.get("TRITON_NVDISASM_PATH")) and not Path(named).is_file():
+        raise ValueError(f"TRITON_NVDISASM_PATH={named!r} is no file; name nvdisasm, or unset it")
     own = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
-    found = own if own.is_file() else next(iter(packaged("nvdisasm")), None) or shutil.which("nvdisasm")
+    on_path = shutil.which("nvdisasm")
+    candidates = [*([Path(named)] if named else packaged("nvdisasm")), own, *([Path(on_path)] if on_path else [])]
+    found = next((path for path in candidates if path.is_file()), None)
     if found is None:
         raise ValueError(
             f"nvdisasm is neither in triton {triton.__version__} nor on PATH, so machine code cannot be read: install "
             "triton's wheel, or pip install nvidia-cuda-nvdisasm"
         )
-    return Path(found)
+    return found
 
 
 def packaged(name: str) -> list[Path]:
@@ -107,7 +112,8 @@ def sass(compiled: Any) -> str:
         run = subprocess.run([str(program), "-c", str(path)], capture_output=True, text=True, timeout=300)
     if run.returncode:
         raise ValueError(
-            f"{program} cannot read this cubin ({run.stderr.strip()[:200]}); use one of the chip's toolkit"
+            f"{program} cannot read this cubin ({run.stderr.strip()[:200]}); use one of its toolkit: pip install "
+            "nvidia-cuda-nvdisasm"
         )
     return run.stdout
 

@@ -42,7 +42,7 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class Assembler:
-    """A ptxas: where it is, the toolkit that it is of, as numbers, and its version in words."""
+    """A ptxas, or nvdisasm: where it is, the toolkit that it is of, as numbers, and its version in words."""
 
     path: Path
     release: tuple[int, int]
@@ -72,10 +72,10 @@ def assembler(path: Path) -> Assembler:
     try:
         told = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=60).stdout
     except OSError as error:
-        raise ValueError(f"ptxas {path} cannot be run ({error.strerror}); {REMEDY}") from error
+        raise ValueError(f"{path.name} {path} cannot be run ({error.strerror}); {REMEDY}") from error
     found = re.search(r"release (\d+)\.(\d+), V(\S+)", told)
     if found is None:
-        raise ValueError(f"{path} tells no version of ptxas: {told.strip()[:80]!r}; {REMEDY}")
+        raise ValueError(f"{path} tells no version of CUDA: {told.strip()[:80]!r}; {REMEDY}")
     return Assembler(path, (int(found[1]), int(found[2])), found[3])
 
 
@@ -106,6 +106,17 @@ def used(arch: int) -> Assembler:
     except (RuntimeError, AttributeError) as error:
         raise ValueError(f"triton {triton.__version__} finds no ptxas for sm_{arch}a ({error}); {REMEDY}") from error
     return assembler(path)
+
+
+def reader(path: Path, arch: int) -> Assembler:
+    """The disassembler at `path`. Raises: ValueError if it is older than the architecture."""
+    found, least = assembler(path), (12, 9) if arch == 103 else (12, 8) if arch == 100 else (12, 0)
+    if found.release < least:
+        raise ValueError(
+            f"nvdisasm {path} is {found.version} and does not know sm_{arch}a, which {least[0]}.{least[1]} does: "
+            "pip install nvidia-cuda-nvdisasm, or name another in TRITON_NVDISASM_PATH"
+        )
+    return found
 
 
 def too_old(ptx: str, ptxas: Assembler, arch: int) -> str | None:

@@ -27,9 +27,13 @@ ARCHS = ("sm_103a", "sm_100a", "sm_90a")
 def tools() -> None:
     pytest.importorskip("triton", reason="not run: triton is not installed (fourbit[hw])")
     try:
-        machine_code.nvdisasm()
+        worker = census_run.Worker()
+        told = worker.ask({"tools": "sm_103a"})
+        worker.close()
     except ValueError as error:
         pytest.skip(f"not run: {error}")
+    if int(told["version"].split(".")[0]) * 100 + int(told["version"].split(".")[1]) < 1301:
+        pytest.skip(f"not run: ptxas {told['version']} is older than 13.1, which S2F6 needs; {toolchain.REMEDY}")
 
 
 @pytest.fixture(scope="module")
@@ -200,11 +204,11 @@ def test_a_ptxas_that_is_absent_is_told(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv(toolchain.BLACKWELL_PATH, str(tmp_path / "none"))
     with pytest.raises(ValueError, match=r"TRITON_PTXAS_BLACKWELL_PATH='.*none' is no file; name a ptxas of CUDA 13.1"):
         census.measure(["cvt"], ("sm_103a",), 1)
-    with pytest.raises(ValueError, match=r"ptxas .*none cannot be run \(No such file.*\); install a newer triton"):
+    with pytest.raises(ValueError, match=r"none .*none cannot be run \(No such file.*\); install a newer triton"):
         toolchain.assembler(tmp_path / "none")
     (tmp_path / "ptxas").write_text("#!/bin/sh\necho hello\n")
     (tmp_path / "ptxas").chmod(0o755)
-    with pytest.raises(ValueError, match=r"ptxas tells no version of ptxas: 'hello'; install a newer triton"):
+    with pytest.raises(ValueError, match=r"ptxas tells no version of CUDA: 'hello'; install a newer triton"):
         toolchain.assembler(tmp_path / "ptxas")
 
 
@@ -219,6 +223,16 @@ def test_a_triton_without_ptxas_is_told(tools: None, monkeypatch: pytest.MonkeyP
         toolchain.used(103)
 
 
+def test_a_disassembler_that_is_too_old_is_told(tmp_path: Path) -> None:
+    (tmp_path / "nvdisasm").write_text(OLD.replace("12.9", "12.8"))
+    (tmp_path / "nvdisasm").chmod(0o755)
+    with pytest.raises(
+        ValueError, match=r"nvdisasm is 12.8.86 and does not know sm_103a, which 12.9 does: pip install"
+    ):
+        toolchain.reader(tmp_path / "nvdisasm", 103)
+    assert toolchain.reader(tmp_path / "nvdisasm", 100).release == (12, 8)
+
+
 def test_a_disassembler_of_pips(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     triton = pytest.importorskip("triton", reason="not run: triton is not installed (fourbit[hw])")
     monkeypatch.setattr(triton, "__file__", str(tmp_path / "triton" / "__init__.py"))
@@ -227,7 +241,13 @@ def test_a_disassembler_of_pips(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     own = tmp_path / "nvidia/cu99/bin/nvdisasm"
     own.parent.mkdir(parents=True)
     own.write_text("")
+    monkeypatch.delenv("TRITON_NVDISASM_PATH", raising=False)
     assert machine_code.nvdisasm() == own
+    monkeypatch.setenv("TRITON_NVDISASM_PATH", str(tmp_path / "nvidia/cu99/bin/other"))
+    with pytest.raises(ValueError, match=r"TRITON_NVDISASM_PATH='.*other' is no file; name nvdisasm, or unset it"):
+        machine_code.nvdisasm()
+    (own.parent / "other").write_text("")
+    assert machine_code.nvdisasm() == own.parent / "other"
 
 
 @pytest.mark.parametrize(
@@ -344,7 +364,7 @@ def test_needs_and_products_are_those_of_the_mode() -> None:
     case = Case("x", lambda: None, (exactly(TO_E2M1, 2),), (at_least("FADD", 10),), mma=("a",), allowed=("F2FP*",))
 
     def faults(mode: str, **changes: object) -> list[str]:
-        return census_judge.faults("kernel_mx._mx", case, "sm_103a", mode, _code(**changes))
+        return census_judge.faults("kernel_x._x", case, "sm_103a", mode, _code(**changes))
 
     assert faults("native", products=("a",)) == []
     assert faults("native") == ["multiplies no products, and its contract says a"]
