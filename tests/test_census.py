@@ -374,6 +374,15 @@ def test_needs_and_products_are_those_of_the_mode() -> None:
     assert faults("native", products=("a",), opcodes=three) == [f"has 3 of {TO_E2M1}, and its contract says 2"]
 
 
+def test_a_native_branch_that_is_declared_pending_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A contract that asks for nothing until the branch is there must not go on asking for nothing."""
+    monkeypatch.setattr(census_judge, "PENDING", frozenset({"kernel_x"}))
+    case = Case("x", lambda: None, (exactly(TO_E2M1, 2),), allowed=("F2FP*",))
+    assert census_judge.faults("kernel_x._x", case, "sm_103a", "common", _code()) == []
+    told = ["has a parameter NATIVE, and contracts.PENDING says that it has none yet: take it out there"]
+    assert census_judge.faults("kernel_x._x", case, "sm_103a", "native", _code()) == told
+
+
 def test_hoppers_products_are_no_fault_on_a_hopper() -> None:
     code, case = _code(opcodes=Counter({"HGMMA.64x128x16.F32.BF16": 4})), Case("x", lambda: None)
     assert census_judge.faults("k", case, "sm_90a", "portable", code) == []
