@@ -16,7 +16,7 @@ codes of blocks that are not finite. S2F6 needs ptxas 13.1 or newer, all else 12
 import triton
 import triton.language as tl
 
-from .kernel_casts import E4M3, S2F6, bits_of, float_of, power_reciprocal
+from .kernel_casts import float_of
 
 # Eight numbers to a word of nibbles, the first in the lowest.
 E2M1_EIGHT = tl.constexpr("""{
@@ -160,22 +160,34 @@ def whole(x0, x1, x2, x3, x4, x5, x6, x7, N: tl.constexpr):
 
 
 @triton.jit
-def e2m1_eight(x, N: tl.constexpr):
-    """Codes of (N, 8), nearest even, in an int32 (N,), the first in the low nibble."""
-    x0, x1, x2, x3, x4, x5, x6, x7 = parts(x, N)
+def e2m1_word(x0, x1, x2, x3, x4, x5, x6, x7):
+    """Codes of eight numbers, nearest even, in an int32, the first in the low nibble."""
     return tl.inline_asm_elementwise(
         E2M1_EIGHT, "=r,f,f,f,f,f,f,f,f", [x0, x1, x2, x3, x4, x5, x6, x7], dtype=tl.int32, is_pure=True, pack=1
     )
 
 
 @triton.jit
-def e2m1_eight_drawn(x, u, v, N: tl.constexpr):
-    """Codes of (N, 8) under the random words u, of the first four, and v, uint32 (N,); packed as `e2m1_eight`."""
+def e2m1_eight(x, N: tl.constexpr):
+    """`e2m1_word` of each row of (N, 8)."""
     x0, x1, x2, x3, x4, x5, x6, x7 = parts(x, N)
+    return e2m1_word(x0, x1, x2, x3, x4, x5, x6, x7)
+
+
+@triton.jit
+def e2m1_word_drawn(x0, x1, x2, x3, x4, x5, x6, x7, u, v):
+    """Codes of eight numbers under the random words u, of the first four, and v, uint32; packed as by `e2m1_word`."""
     return tl.inline_asm_elementwise(
         E2M1_EIGHT_DRAWN, "=r,f,f,f,f,f,f,f,f,r,r", [x0, x1, x2, x3, x4, x5, x6, x7, u, v],
         dtype=tl.int32, is_pure=True, pack=1,
     )  # fmt: skip
+
+
+@triton.jit
+def e2m1_eight_drawn(x, u, v, N: tl.constexpr):
+    """`e2m1_word_drawn` of each row of (N, 8), words (N,)."""
+    x0, x1, x2, x3, x4, x5, x6, x7 = parts(x, N)
+    return e2m1_word_drawn(x0, x1, x2, x3, x4, x5, x6, x7, u, v)
 
 
 @triton.jit
@@ -213,9 +225,8 @@ def e4m3_eight_drawn(x, u, v, N: tl.constexpr):
 
 
 @triton.jit
-def e4m3_scale_and_value(x):
-    """E4M3 code (int32) of x >= 0, nearest even, saturating at 448, and its value."""
-    x = tl.minimum(x, 448.0)  # NaN becomes 448
+def e4m3_there_and_back(x):
+    """Codes (int32) of x, nearest even, and their values."""
     return tl.inline_asm_elementwise(
         E4M3_THERE_AND_BACK, "=r,=f,f", [x], dtype=(tl.int32, tl.float32), is_pure=True, pack=1
     )
@@ -239,24 +250,6 @@ def s2f6_eight(x, scale, N: tl.constexpr):
 def e8m0_up(x):
     """E8M0 code (int32) of the least power of two that is not less than x >= 0; at most 254."""
     return tl.inline_asm_elementwise(E8M0_UP, "=r,f", [x], dtype=tl.int32, is_pure=True, pack=1)
-
-
-@triton.jit
-def rceil_up(amax, ELEMENT: tl.constexpr):
-    """`kernel_casts.rceil_scale` by the instruction, for every finite amax >= 0.
-
-    Taken off amax's bits, the bits of max / 2 leave those of twice the scale if amax is max times a power of two, less
-    if it is less, and more if it is more: rounded up and halved it is the scale. (Twice, since codes 0 and 1 may not
-    fall among subnormal numbers; not twice for S2F6, whose scale may be the largest: its codes 0 and 1 are told apart
-    by numbers of their own, at 127/64 2^-127 the bits of 2^-127 and then at most those of 2^-126.)
-    """
-    bits = bits_of(amax)
-    if ELEMENT == S2F6:  # max = 127/64
-        low = tl.maximum(tl.minimum(bits - 0x3F0000, 0x800000), 0)
-        return e8m0_up(float_of(tl.maximum(bits - 0x7E0000, low)))
-    else:  # max / 2 = 1.75 2^7, 1.5 2^1
-        half: tl.constexpr = 0x3E00000 if ELEMENT == E4M3 else 0xC00000
-        return tl.maximum(e8m0_up(float_of(tl.maximum(bits - half, 0))) - 1, 0)
 
 
 @triton.jit
