@@ -211,7 +211,7 @@ def _nvfp4(
 
 @triton.jit
 def _signed_word(word, x, N: tl.constexpr):
-    """A word of codes of magnitudes with the signs of x: the quotients are exact only if they are positive or not -0."""
+    """A word of codes of magnitudes with the signs of x: a quotient by three operations would lose that of -0."""
     return word | (e2m1_eight(x, N) & -0x77777778)
 
 

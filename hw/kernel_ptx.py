@@ -234,7 +234,7 @@ def e4m3_there_and_back(x):
 
 @triton.jit
 def s2f6_eight(x, scale, N: tl.constexpr):
-    """Codes of (N, 8) / 2^(scale - 127), nearest even, as int32 (N, 2), the first in the low byte. scale: int32 (N,)."""
+    """Codes of (N, 8) / 2^(scale - 127), scale int32 (N,), nearest even, as int32 (N, 2), the first in the low byte."""
     x0, x1, x2, x3, x4, x5, x6, x7 = parts(x, N)
     pair = scale * 0x0101
     low = tl.inline_asm_elementwise(

@@ -164,9 +164,7 @@ def _tokens(
     for quarter in range(8):
         for i in tl.static_range(4):
             place = quarter * 4 + i
-            y = _row(
-                x, scales_in, outers, factors, place, width, place < count, SOURCE, OUTER, FACTOR, COLUMNS, NATIVE
-            )
+            y = _row(x, scales_in, outers, factors, place, width, place < count, SOURCE, OUTER, FACTOR, COLUMNS, NATIVE)
             largest = tl.maximum(largest, bits_of(y) & 0x7FFFFFFF)
     finite_block = largest < INFINITY_BITS
     scale = rceil(float_of(tl.where(finite_block, largest, 0)), E4M3, NATIVE)

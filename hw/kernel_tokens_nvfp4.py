@@ -166,6 +166,7 @@ def _portable(
     x, table, signs, largest, encodes, key, codes, scales, width,
     HADAMARD: tl.constexpr, DRAWN: tl.constexpr, MEASURE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """`_tokens_nvfp4` in FP32 and integers, pieces of eight rows."""
     block = tl.program_id(0)
     first, count = tl.load(table + 6 * block).to(tl.int64), tl.load(table + 6 * block + 1)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

@@ -5,7 +5,7 @@
 
 Instructions: .reg, mov with and without braces, cvt between integers and from float16, and every narrow cvt through
 `numerics.ptx`; and, or, xor, shl, shr. Registers hold bits and have a type (PTX ISA 5.2): untyped ones go with any type
-of their width, integers with integers, floats with floats. $n is an operand, outputs first: r is 32 bits wide, h 16, f a
+of their width, integers with integers, floats with floats. $n is an operand, outputs first: r has 32 bits, h 16, f is a
 float32. Everything is computed on tensors, an element for each execution.
 
 ValueError, with the instruction in words: one that is not known, a register that is not declared or read before it is

@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import FunctionType
-from typing import Any
 
 import pytest
 import torch
@@ -158,7 +157,9 @@ def test_scales_are_those_of_every_maximum(fmt: nm.BlockFormat, element: tl.cons
 @ROUNDED_UP
 def test_scales_of_every_number(fmt: nm.BlockFormat, element: tl.constexpr) -> None:
     for first in range(0, 0x7F800000, 1 << 22):
-        native, portable = scales(torch.arange(first, first + (1 << 22), dtype=torch.int32).view(torch.float32), element)
+        native, portable = scales(
+            torch.arange(first, first + (1 << 22), dtype=torch.int32).view(torch.float32), element
+        )
         assert torch.equal(native, portable)
 
 

@@ -21,7 +21,9 @@ from hw.device import INTERPRET
 from hw.ptx_run import interpreted, run
 from numerics import ptx
 
-triton = pytest.importorskip("triton", reason="not run: triton is not installed (fourbit[hw])")
+pytest.importorskip("triton", reason="not run: triton is not installed (fourbit[hw])")
+
+import triton
 
 from hw import kernel_ptx
 
@@ -250,7 +252,7 @@ Y = torch.tensor([1.5, -0.0, torch.inf, 1e-45])
         ("{ .reg .u8 c; cvt.u8.u32 c, $1; cvt.u32.u8 $0, c; }", "=r,r", (A,), A & 0xFF),
         ("mov.b32 $0, $1; // bits", "=r,f", (Y,), Y.view(torch.int32)),
         ("mov.f32 $0, 0f3FC00000;", "=f,f", (Y,), torch.full((4,), 1.5)),
-        ("{ .reg .b16 h<2>; mov.b32 {h0, h1}, $1; mov.b32 $0, {h1, h0}; }", "=r,r", (A,), (A << 16) | ((A >> 16) & 0xFFFF)),
+        ("{ .reg .b16 h<2>; mov.b32 {h0, h1}, $1; mov.b32 $0, {h1, h0}; }", "=r,r", (A,), A << 16 | A >> 16 & 0xFFFF),
         ("{ .reg .b32 t; { .reg .b16 t; cvt.u16.u32 t, $1; } mov.b32 t, $1; mov.b32 $0, t; }", "=r,r", (A,), A),
         ("mov.b16 $0, $1;", "=h,h", (A.to(torch.int16),), A.to(torch.int16)),
         ("mov.b32 $0, 1; or.b32 $0, $0, $1;", "=&r,r", (A,), A | 1),
