@@ -188,8 +188,8 @@ def test_no_bit_hangs_on_an_open_question(name: str, answer: str, monkeypatch: p
     monkeypatch.setitem(OPEN_QUESTIONS, name, replace(OPEN_QUESTIONS[name], assumption=answer))
     largest = torch.finfo(torch.float32).max
     ends = torch.tensor([-largest, largest, -largest / 2, -1.99 * 2.0**127, 2.0**-127, -1e-45, 3e-39, -(2.0**-120)])
-    ends = torch.cat([ends[:, None], ends[:, None] / torch.arange(2, 33)], 1)
-    for x in (ends, *(data(kind, 9, 64) for kind in ("denormals", "huge", "NaN, Inf", "zeros"))):
+    ends = torch.cat([ends[:, None], ends[:, None] / torch.linspace(2, 100, 31)], 1)
+    for x in (*ends.split(1), *(data(kind, 9, 64) for kind in ("denormals", "huge", "NaN, Inf", "zeros"))):
         q, found = nm.quantize(x, nm.MXS2F6), mx(Source(x), "S2F6")
         assert_bits(found.codes, q.codes)
         assert_bits(found.scales, q.scales)
