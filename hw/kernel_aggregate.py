@@ -22,6 +22,7 @@ from .contracts import S2F6_TO_BF16, Case, Contract, at_least, meta
 from .device import require_launch
 from .kernel_blocks32 import column_mask, hadamard32, sign_piece, tiling
 from .kernel_casts import E4M3, FLT_MAX, S2F6, bf16_bits, e4m3_byte, e8m0_value, float_of, widen
+from .kernel_ptx import s2f6_scaled
 from .launches import launch
 
 SIZE = 32  # of the Hadamard transform
@@ -36,14 +37,19 @@ def _s2f6_units(code):
 
 
 @triton.jit
-def _decoded(row, column, width, inside, step, ELEMENT: tl.constexpr, P: tl.constexpr):
-    """Piece P of blocks whose rows start at the pointers `row`, float32 (N, 8). step: their scales; of S2F6 / 64."""
+def _decoded(row, column, width, inside, step, ELEMENT: tl.constexpr, P: tl.constexpr, NATIVE: tl.constexpr):
+    """Piece P of blocks whose rows start at the pointers `row`, float32 (N, 8). step: their scales; of S2F6 / 64, or
+    natively the scales' codes."""
     at = row[:, None] + (column[:, None] + (P * 8 + tl.arange(0, 8))[None, :])
     mask = column_mask(inside, column, width, P)
     if ELEMENT == PLAIN:
         return widen(tl.load(at, mask=mask, other=0.0))
     elif ELEMENT == S2F6:  # reaches FLT_MAX on the negative side alone, as -2 * 2^127
-        x = _s2f6_units(tl.load(at, mask=mask, other=0)) * step[:, None]
+        code = tl.load(at, mask=mask, other=0)
+        if NATIVE:
+            x = s2f6_scaled(code.to(tl.int32), step[:, None])
+        else:
+            x = _s2f6_units(code) * step[:, None]
         return tl.maximum(x, -FLT_MAX, propagate_nan=tl.PropagateNan.ALL)
     else:
         x = e4m3_byte(tl.load(at, mask=mask, other=0)) * step[:, None]
@@ -62,7 +68,7 @@ def _store(out, x, column, width, inside, P: tl.constexpr):
 def _aggregate(
     payload, scales, slots, weights, signs, out, tokens, width, blocks,
     K: tl.constexpr, ELEMENT: tl.constexpr, WEIGHTED: tl.constexpr, ROTATED: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """ROWS tokens, WIDTH blocks of each. payload (R, width), scales (R, blocks), slots and weights (tokens, K)."""
     N: tl.constexpr = ROWS * WIDTH
@@ -75,14 +81,16 @@ def _aggregate(
         slot = tl.load(slots + token * K + k, mask=inside, other=0)
         step = tl.full((N,), 1.0, tl.float32)
         if ELEMENT != PLAIN:
-            step = e8m0_value(tl.load(scales + slot * blocks + block, mask=inside, other=0).to(tl.int32))
-        if ELEMENT == S2F6:
-            step *= 0.015625  # exact: codes count 64ths
+            step = tl.load(scales + slot * blocks + block, mask=inside, other=0).to(tl.int32)
+            if ELEMENT == E4M3 or not NATIVE:
+                step = e8m0_value(step)
+                if ELEMENT == S2F6:
+                    step *= 0.015625  # exact: codes count 64ths
         row = payload + slot * width
-        ta = _decoded(row, column, width, inside, step, ELEMENT, 0)
-        tb = _decoded(row, column, width, inside, step, ELEMENT, 1)
-        tc = _decoded(row, column, width, inside, step, ELEMENT, 2)
-        td = _decoded(row, column, width, inside, step, ELEMENT, 3)
+        ta = _decoded(row, column, width, inside, step, ELEMENT, 0, NATIVE)
+        tb = _decoded(row, column, width, inside, step, ELEMENT, 1, NATIVE)
+        tc = _decoded(row, column, width, inside, step, ELEMENT, 2, NATIVE)
+        td = _decoded(row, column, width, inside, step, ELEMENT, 3, NATIVE)
         if WEIGHTED:
             w = tl.load(weights + token * K + k, mask=inside, other=0.0)[:, None]
             ta, tb, tc, td = ta * w, tb * w, tc * w, td * w

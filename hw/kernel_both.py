@@ -13,21 +13,22 @@ from torch import Tensor
 
 from .contracts import TO_E4M3, TO_E8M0, Case, Contract, at_least, exactly, meta
 from .device import require_launch
-from .kernel_casts import E4M3, INFINITY_BITS, bits_of, e4m3_signed, float_of, power_reciprocal, rceil_scale, widen
+from .kernel_casts import E4M3, INFINITY_BITS, bits_of, e4m3_signed, float_of, power_reciprocal, widen
+from .kernel_scales import rceil
 from .launches import launch
 from .sources import block_table
 
 
 @triton.jit
-def _scale(largest):
+def _scale(largest, NATIVE: tl.constexpr):
     """E8M0 codes to store, factors and which blocks are finite, of maxima as bits."""
     finite = largest < INFINITY_BITS
-    scale = rceil_scale(float_of(tl.where(finite, largest, 0)), E4M3)
+    scale = rceil(float_of(tl.where(finite, largest, 0)), E4M3, NATIVE)
     return tl.where(finite, scale, 0xFF).to(tl.uint8), power_reciprocal(scale), finite
 
 
 @triton.jit
-def _both(x, table, codes, scales, codes_tokens, scales_tokens, width, COLUMNS: tl.constexpr):
+def _both(x, table, codes, scales, codes_tokens, scales_tokens, width, COLUMNS: tl.constexpr, NATIVE: tl.constexpr):
     """Block of rows program_id(0), columns of program_id(1)."""
     WIDE: tl.constexpr = COLUMNS // 32
     block = tl.program_id(0).to(tl.int64)
@@ -40,7 +41,7 @@ def _both(x, table, codes, scales, codes_tokens, scales_tokens, width, COLUMNS: 
     y = widen(tl.load(x + at, mask=mask, other=0.0))
     bits = bits_of(y) & 0x7FFFFFFF
 
-    stored, factor, finite = _scale(tl.max(tl.reshape(bits, (32, WIDE, 32)), 2))
+    stored, factor, finite = _scale(tl.max(tl.reshape(bits, (32, WIDE, 32)), 2), NATIVE)
     code = e4m3_signed(tl.reshape(y, (32, WIDE, 32)) * factor[:, :, None])
     code = tl.reshape(tl.where(finite[:, :, None], code, 0x7E), (32, COLUMNS))
     tl.store(codes + at, code.to(tl.uint8), mask=mask)
@@ -48,7 +49,7 @@ def _both(x, table, codes, scales, codes_tokens, scales_tokens, width, COLUMNS: 
     there = inside[:, None] & (place < width // 32)[None, :]
     tl.store(scales + row[:, None] * (width // 32) + place[None, :], stored, mask=there)
 
-    stored, factor, finite = _scale(tl.max(bits, 0))
+    stored, factor, finite = _scale(tl.max(bits, 0), NATIVE)
     code = tl.where(finite[None, :], e4m3_signed(y * factor[None, :]), 0x7E)
     tl.store(codes_tokens + at, code.to(tl.uint8), mask=mask)
     tl.store(scales_tokens + block * width + column, stored, mask=column < width)

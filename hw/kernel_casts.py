@@ -161,14 +161,6 @@ def e4m3_value(code):
 
 
 @triton.jit
-def nvfp4_scale(amax, encode, decode):
-    """Rule `nvfp4`: scale code (int32) of blocks, and what multiplies their values. decode: RN(1 / encode)."""
-    code, scale = e4m3_scale(amax * (encode * 0.1666666716337204))  # fl(1 / 6)
-    step = scale * decode
-    return code, tl.where(step == 0, FLT_MAX, tl.minimum(tl.div_rn(1.0, tl.where(step == 0, 1.0, step)), FLT_MAX))
-
-
-@triton.jit
 def e4m3_decoded(code):
     """Value of a code 0 to 255."""
     magnitude = tl.where((code & 0x7F) == 0x7F, float("nan"), e4m3_value(code & 0x7F))

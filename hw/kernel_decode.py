@@ -30,6 +30,7 @@ from .kernel_casts import (
     finite,
     s2f6_decoded,
 )
+from .kernel_ptx import e2m1_pair, e4m3_number, s2f6_scaled
 from .launches import launch
 
 _ELEMENTS = {"E2M1": E2M1.value, "E4M3": E4M3.value, "S2F6": S2F6.value}
@@ -40,7 +41,7 @@ _TILE = 2048  # values of a program
 def _decode(
     codes, scales, table, outers, factors, flag, out, rows, width, columns,
     ELEMENT: tl.constexpr, POWERS: tl.constexpr, BLOCK: tl.constexpr, OUTER: tl.constexpr, FACTOR: tl.constexpr,
-    NARROW: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+    NARROW: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows, WIDE columns; BLOCK columns share a scale, of which a row has `columns`."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -53,13 +54,22 @@ def _decode(
     block = tl.program_id(1) * (WIDE // BLOCK) + tl.arange(0, WIDE // BLOCK)
     there = inside[:, None] & (block < columns)[None, :]
     byte = tl.load(scales + (line * columns)[:, None] + block[None, :], mask=there, other=127).to(tl.int32)
-    scale = e8m0_value(byte) if POWERS else e4m3_decoded(byte)
+    if POWERS:
+        scale = byte if NATIVE and ELEMENT == S2F6 else e8m0_value(byte)
+    else:
+        scale = e4m3_number(byte) if NATIVE else e4m3_decoded(byte)
     if BLOCK > 1:
         scale = tl.reshape(tl.broadcast_to(scale[:, :, None], (ROWS, WIDE // BLOCK, BLOCK)), (ROWS, WIDE))
     if ELEMENT == E2M1:
-        y = e2m1_decoded(code.to(tl.int32)) * scale
+        if NATIVE:
+            value, _ = e2m1_pair(code.to(tl.int32))
+        else:
+            value = e2m1_decoded(code.to(tl.int32))
+        y = value * scale
     elif ELEMENT == E4M3:
         y = e4m3_byte(code) * scale
+    elif NATIVE and POWERS:
+        y = s2f6_scaled(code.to(tl.int32), scale)
     else:
         y = s2f6_decoded(code.to(tl.int32)) * scale
     if POWERS:

@@ -14,18 +14,23 @@ from torch import Tensor
 from .contracts import E2M1_TO_F16, E4M3_TO_F16, Case, Contract, at_least, exactly, meta
 from .device import require_launch
 from .kernel_casts import bits_of, e2m1_decoded, e4m3_decoded
+from .kernel_ptx import e2m1_values, e4m3_number
 from .launches import launch
 
 
 @triton.jit
-def _decode_nvfp4(words, scales, out, count, N: tl.constexpr):
+def _decode_nvfp4(words, scales, out, count, N: tl.constexpr, NATIVE: tl.constexpr):
     """N words of eight codes."""
     word = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N)
     inside = word < count
     codes = tl.load(words + word, mask=inside, other=0)
-    scale = e4m3_decoded(tl.load(scales + word // 2, mask=inside, other=0).to(tl.int32))
-    code = (codes[:, None] >> (tl.arange(0, 8) * 4)[None, :]) & 15
-    y = e2m1_decoded(code) * scale[:, None]
+    byte = tl.load(scales + word // 2, mask=inside, other=0).to(tl.int32)
+    scale = e4m3_number(byte) if NATIVE else e4m3_decoded(byte)
+    if NATIVE:
+        values = e2m1_values(codes, N)
+    else:
+        values = e2m1_decoded((codes[:, None] >> (tl.arange(0, 8) * 4)[None, :]) & 15)
+    y = values * scale[:, None]
     at = word[:, None] * 8 + tl.arange(0, 8)[None, :]
     tl.store(out + at, (bits_of(y) >> 16).to(tl.int16), mask=inside[:, None])
 

@@ -33,11 +33,12 @@ from .kernel_casts import (
     four_bytes,
     nibbles,
     power_reciprocal,
-    rceil_scale,
     s2f6_signed,
 )
 from .kernel_nvfp4 import Quantized, largest_bits, scale_place
-from .kernel_pieces import drawn_fields, eight
+from .kernel_pieces import drawn_fields, drawn_words, eight
+from .kernel_ptx import e2m1_eight, e2m1_eight_drawn, e4m3_eight, e4m3_eight_drawn, s2f6_eight
+from .kernel_scales import rceil
 from .launches import launch
 from .sources import Source, Words
 
@@ -64,6 +65,35 @@ def _piece(y, field, finite, ELEMENT: tl.constexpr, DRAWN: tl.constexpr, N: tl.c
 
 
 @triton.jit
+def _native(y, u, v, finite, ELEMENT: tl.constexpr, DRAWN: tl.constexpr, N: tl.constexpr):
+    """`_piece` by the instructions. u, v: random words (N,) of the first four and the last four; S2F6: u the scale."""
+    if ELEMENT == E2M1:
+        code = e2m1_eight_drawn(y, u, v, N) if DRAWN else e2m1_eight(y, N)
+        return tl.where(finite, code, 0x77777777)
+    elif ELEMENT == E4M3:
+        code = e4m3_eight_drawn(y, u, v, N) if DRAWN else e4m3_eight(y, N)
+        return tl.where(finite[:, None], code, 0x7E7E7E7E)
+    else:
+        return tl.where(finite[:, None], s2f6_eight(y, u, N), 0x7F7F7F7F)
+
+
+@triton.jit
+def _s2f6_operands(a, b, c, d, scale, inverse):
+    """Numbers and scale codes for S2F6's instruction, which divides.
+
+    Blocks at the ends divide before: under codes below 8 the instruction might take subnormal numbers for zero, under
+    the largest -FLT_MAX lies beyond the symmetric range.
+    """
+    code = scale
+    if tl.max(((scale < 8) | (scale == 254)).to(tl.int32), 0) != 0:
+        most: tl.constexpr = 1.984375
+        a, b = tl.maximum(tl.minimum(a * inverse, most), -most), tl.maximum(tl.minimum(b * inverse, most), -most)
+        c, d = tl.maximum(tl.minimum(c * inverse, most), -most), tl.maximum(tl.minimum(d * inverse, most), -most)
+        code = scale * 0 + 127
+    return a, b, c, d, code
+
+
+@triton.jit
 def _side_by_side(a, b):
     """Two (N, 2) as (N, 4)."""
     return tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), (a.shape[0], 4))
@@ -74,6 +104,7 @@ def _mx(
     x, index, factors, table, kept, signs, experts, lines, key, codes, scales, rows,
     GATHER: tl.constexpr, FACTOR: tl.constexpr, GLU: tl.constexpr, KEEP: tl.constexpr, HADAMARD: tl.constexpr,
     ELEMENT: tl.constexpr, DRAWN: tl.constexpr, SWIZZLED: tl.constexpr, BLOCKS: tl.constexpr, N: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):  # fmt: skip
     """N blocks, BLOCKS of them a row."""
     block = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N)
@@ -93,19 +124,33 @@ def _mx(
         a, b, c, d = hadamard32(a, b, c, d, N)
     largest = tl.maximum(tl.maximum(largest_bits(a), largest_bits(b)), tl.maximum(largest_bits(c), largest_bits(d)))
     finite = largest < INFINITY_BITS
-    scale = rceil_scale(float_of(tl.where(finite, largest, 0)), ELEMENT)
+    scale = rceil(float_of(tl.where(finite, largest, 0)), ELEMENT, NATIVE)
     inverse = power_reciprocal(scale)[:, None]
     spot = scale_place(row, place, BLOCKS, SWIZZLED)
     tl.store(scales + spot, tl.where(finite, scale, 0xFF).to(tl.uint8), mask=inside)
     if DRAWN:
         expert = tl.load(experts + row, mask=inside, other=0)
         line = tl.load(lines + row, mask=inside, other=0)
-        fa, fb = drawn_fields(key, expert, line, place * 2, N, ELEMENT == E2M1)
-        fc, fd = drawn_fields(key, expert, line, place * 2 + 1, N, ELEMENT == E2M1)
+        if NATIVE:
+            w0, w1, w2, w3 = drawn_words(key, expert, line, place * 2)
+            w4, w5, w6, w7 = drawn_words(key, expert, line, place * 2 + 1)
+        else:
+            fa, fb = drawn_fields(key, expert, line, place * 2, N, ELEMENT == E2M1)
+            fc, fd = drawn_fields(key, expert, line, place * 2 + 1, N, ELEMENT == E2M1)
     else:
         fa, fb, fc, fd = a, a, a, a
-    qa, qb = _piece(a * inverse, fa, finite, ELEMENT, DRAWN, N), _piece(b * inverse, fb, finite, ELEMENT, DRAWN, N)
-    qc, qd = _piece(c * inverse, fc, finite, ELEMENT, DRAWN, N), _piece(d * inverse, fd, finite, ELEMENT, DRAWN, N)
+        w0, w1, w2, w3, w4, w5, w6, w7 = scale, scale, scale, scale, scale, scale, scale, scale
+    if NATIVE:
+        if ELEMENT == S2F6:
+            a, b, c, d, w0 = _s2f6_operands(a, b, c, d, scale, inverse)
+            w2, w4, w6 = w0, w0, w0
+        else:
+            a, b, c, d = a * inverse, b * inverse, c * inverse, d * inverse
+        qa, qb = _native(a, w0, w1, finite, ELEMENT, DRAWN, N), _native(b, w2, w3, finite, ELEMENT, DRAWN, N)
+        qc, qd = _native(c, w4, w5, finite, ELEMENT, DRAWN, N), _native(d, w6, w7, finite, ELEMENT, DRAWN, N)
+    else:
+        qa, qb = _piece(a * inverse, fa, finite, ELEMENT, DRAWN, N), _piece(b * inverse, fb, finite, ELEMENT, DRAWN, N)
+        qc, qd = _piece(c * inverse, fc, finite, ELEMENT, DRAWN, N), _piece(d * inverse, fd, finite, ELEMENT, DRAWN, N)
     j = tl.arange(0, 4)[None, :]
     if ELEMENT == E2M1:
         tl.store(codes + block[:, None] * 4 + j, _side_by_side(tl.join(qa, qb), tl.join(qc, qd)), mask=m)

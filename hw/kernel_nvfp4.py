@@ -30,16 +30,16 @@ from .kernel_casts import (
     e2m1_decoded,
     e2m1_drawn,
     e2m1_value,
-    e4m3_scale,
     e4m3_value,
     float_of,
     nibbles,
-    nvfp4_scale,
     quotient,
     three_stages,
     tree8,
 )
-from .kernel_pieces import drawn_fields, eight
+from .kernel_pieces import drawn_fields, drawn_words, eight
+from .kernel_ptx import e2m1_eight, e2m1_eight_drawn, e2m1_values
+from .kernel_scales import e4m3_code_and_value, nvfp4_scale
 from .launches import launch
 from .sources import Source, Words
 
@@ -69,25 +69,34 @@ def sixteen(
 
 
 @triton.jit
-def _candidate(xa, xb, code, outer, N: tl.constexpr, WILD: tl.constexpr):
-    """Four-over-six: element values and squared error under a scale."""
+def _candidate(xa, xb, code, outer, N: tl.constexpr, WILD: tl.constexpr, NATIVE: tl.constexpr):
+    """Four-over-six: element values, or natively codes in a word (N,), of both pieces; squared error under a scale."""
     scale = e4m3_value(code)
     step = scale * outer
     inverse = tl.where(step == 0, 0.0, tl.div_rn(1.0, tl.where(step == 0, 1.0, step)))
-    va = e2m1_value(quotient(xa, step[:, None], inverse[:, None], WILD), WILD)
-    vb = e2m1_value(quotient(xb, step[:, None], inverse[:, None], WILD), WILD)
+    if NATIVE:
+        a = e2m1_eight(quotient(xa, step[:, None], inverse[:, None], WILD), N)
+        b = e2m1_eight(quotient(xb, step[:, None], inverse[:, None], WILD), N)
+        va, vb = e2m1_values(a, N), e2m1_values(b, N)
+    else:
+        va = e2m1_value(quotient(xa, step[:, None], inverse[:, None], WILD), WILD)
+        vb = e2m1_value(quotient(xb, step[:, None], inverse[:, None], WILD), WILD)
+        a, b = va, vb
     da = va * scale[:, None] * outer[:, None] - xa
     db = vb * scale[:, None] * outer[:, None] - xb
-    return va, vb, tree8(da * da, N) + tree8(db * db, N)
+    return a, b, tree8(da * da, N) + tree8(db * db, N)
 
 
 @triton.jit
-def _four_over_six(xa, xb, code6, code4, outer, N: tl.constexpr, WILD: tl.constexpr):
-    """Scale codes and element values of both pieces."""
-    a6, b6, e6 = _candidate(xa, xb, code6, outer, N, WILD)
-    a4, b4, e4 = _candidate(xa, xb, code4, outer, N, WILD)
+def _four_over_six(xa, xb, code6, code4, outer, N: tl.constexpr, WILD: tl.constexpr, NATIVE: tl.constexpr):
+    """Scale codes, and element values, or natively words of codes, of both pieces."""
+    a6, b6, e6 = _candidate(xa, xb, code6, outer, N, WILD, NATIVE)
+    a4, b4, e4 = _candidate(xa, xb, code4, outer, N, WILD, NATIVE)
     use4 = e4 < e6
-    a, b = tl.where(use4[:, None], a4, a6), tl.where(use4[:, None], b4, b6)
+    if NATIVE:
+        a, b = tl.where(use4, a4, a6), tl.where(use4, b4, b6)
+    else:
+        a, b = tl.where(use4[:, None], a4, a6), tl.where(use4[:, None], b4, b6)
     return tl.where(use4, code4, code6), a, b
 
 
@@ -129,7 +138,7 @@ def _nvfp4(
     rows, blocks, span,
     GATHER: tl.constexpr, FACTOR: tl.constexpr, GLU: tl.constexpr, KEEP: tl.constexpr, HADAMARD: tl.constexpr,
     OWN: tl.constexpr, POW2: tl.constexpr, FOUR_OVER_SIX: tl.constexpr, DRAWN: tl.constexpr, VALUES: tl.constexpr,
-    SWIZZLED: tl.constexpr, OUTER_MAX: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    SWIZZLED: tl.constexpr, OUTER_MAX: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of up to WIDTH blocks. OWN: each row's outer scale is found here and stored; else `span` rows share one
     of the given."""
@@ -156,43 +165,64 @@ def _nvfp4(
         outer = tl.load(outers + row // span, mask=inside, other=1.0)
         encode = tl.load(encodes + row // span, mask=inside, other=1.0)
         decode = tl.div_rn(1.0, encode)
-    a, b = tl.abs(xa), tl.abs(xb)
+    a, b = tl.abs(xa), tl.abs(xb)  # what becomes their codes: (N, 8), or words (N,) natively
     if FOUR_OVER_SIX:
-        code6, _ = e4m3_scale(tl.div_rn(amax, outer * 6.0))
-        code4, _ = e4m3_scale(tl.div_rn(amax, outer * 4.0))
+        code6, _ = e4m3_code_and_value(tl.div_rn(amax, outer * 6.0), NATIVE)
+        code4, _ = e4m3_code_and_value(tl.div_rn(amax, outer * 4.0), NATIVE)
         # scales of a normal number, not saturated, are off by 1/16 at most: no quotient reaches 7
         wild = ((code6 < 8) & (amax > 0)) | (code4 >= 126) | (outer < 1e-27) | (outer > 1e27)
         if tl.max(wild.to(tl.int32)) != 0:
-            code, va, vb = _four_over_six(a, b, code6, code4, outer, N, True)
+            code, va, vb = _four_over_six(a, b, code6, code4, outer, N, True, NATIVE)
         else:
-            code, va, vb = _four_over_six(a, b, code6, code4, outer, N, False)
-        ca, cb = e2m1_code_of_value(va), e2m1_code_of_value(vb)
+            code, va, vb = _four_over_six(a, b, code6, code4, outer, N, False, NATIVE)
+        if NATIVE:
+            ca, cb = _signed_word(va, xa, N), _signed_word(vb, xb, N)
+        else:
+            ca, cb = e2m1_code_of_value(va), e2m1_code_of_value(vb)
     else:
-        code, multiplier = nvfp4_scale(amax, encode, decode)
-        a, b = a * multiplier[:, None], b * multiplier[:, None]
+        code, multiplier = nvfp4_scale(amax, encode, decode, NATIVE)
+        if NATIVE:
+            a, b = xa * multiplier[:, None], xb * multiplier[:, None]
+        else:
+            a, b = a * multiplier[:, None], b * multiplier[:, None]
         if DRAWN:
             expert = tl.load(experts + row, mask=row < rows, other=0)
             line = tl.load(lines + row, mask=row < rows, other=0)
-            fa, fb = drawn_fields(key, expert, line, place, N, True)
-            ca, cb = e2m1_drawn(a, fa), e2m1_drawn(b, fb)
+            if NATIVE:
+                w0, w1, w2, w3 = drawn_words(key, expert, line, place)
+                ca, cb = e2m1_eight_drawn(a, w0, w1, N), e2m1_eight_drawn(b, w2, w3, N)
+            else:
+                fa, fb = drawn_fields(key, expert, line, place, N, True)
+                ca, cb = e2m1_drawn(a, fa), e2m1_drawn(b, fb)
+        elif NATIVE:
+            ca, cb = e2m1_eight(a, N), e2m1_eight(b, N)
         else:
             ca, cb = e2m1_code(a), e2m1_code(b)
     tl.store(scales + scale_place(row, place, blocks, SWIZZLED), tl.where(finite, code, 0x7F).to(tl.uint8), mask=inside)
-    both = tl.join(nibbles(ca, xa, N), nibbles(cb, xb, N))
+    both = tl.join(ca, cb) if NATIVE else tl.join(nibbles(ca, xa, N), nibbles(cb, xb, N))
     both = tl.where(finite[:, None], both, 0x77777777)
     at = row * blocks + place
     tl.store(codes + at[:, None] * 2 + tl.arange(0, 2)[None, :], both, mask=inside[:, None])
     if VALUES:
         stored = tl.where(finite, e4m3_value(code), float("nan"))[:, None]
         spot = values + at[:, None] * 16 + tl.arange(0, 8)[None, :]
-        tl.store(spot, _signed_bits(ca, xa, stored).to(tl.int16), mask=inside[:, None])
-        tl.store(spot + 8, _signed_bits(cb, xb, stored).to(tl.int16), mask=inside[:, None])
+        tl.store(spot, _value_bits(ca, xa, stored, N, NATIVE).to(tl.int16), mask=inside[:, None])
+        tl.store(spot + 8, _value_bits(cb, xb, stored, N, NATIVE).to(tl.int16), mask=inside[:, None])
 
 
 @triton.jit
-def _signed_bits(code, x, scale):
-    """BF16 bits of code value * block scale, which is exact, with the sign of x."""
-    return (bits_of(e2m1_decoded(code) * scale) >> 16) | ((bits_of(x) >> 16) & 0x8000)
+def _signed_word(word, x, N: tl.constexpr):
+    """A word of codes of magnitudes with the signs of x: a quotient by three operations would lose that of -0."""
+    return word | (e2m1_eight(x, N) & -0x77777778)
+
+
+@triton.jit
+def _value_bits(code, x, scale, N: tl.constexpr, NATIVE: tl.constexpr):
+    """BF16 bits of code value * block scale, which is exact, with the sign of x, which a native word of codes has."""
+    if NATIVE:
+        return bits_of(e2m1_values(code, N) * scale) >> 16
+    else:
+        return (bits_of(e2m1_decoded(code) * scale) >> 16) | ((bits_of(x) >> 16) & 0x8000)
 
 
 @dataclass(frozen=True, eq=False)

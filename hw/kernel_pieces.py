@@ -51,8 +51,8 @@ def halves(x, N: tl.constexpr):
 
 
 @triton.jit
-def drawn_fields(key, expert, line, group, N: tl.constexpr, NARROW: tl.constexpr):
-    """Random fields (N, 8), int32, of the first and the second eight elements of a group of 16.
+def drawn_words(key, expert, line, group):
+    """Random words, four uint32 (N,), of groups of 16: each serves four elements.
 
     key: int64 (4,), k0, k1, c0, c1. expert, line, group: int32 (N,); see `numerics.partition.random_fields`.
     """
@@ -61,5 +61,11 @@ def drawn_fields(key, expert, line, group, N: tl.constexpr, NARROW: tl.constexpr
     k1 = zero + tl.load(key + 1).to(tl.uint32)
     c0 = zero + tl.load(key + 2).to(tl.uint32)
     c1 = zero + tl.load(key + 3).to(tl.uint32) + expert.to(tl.uint32)
-    w0, w1, w2, w3 = philox_words(k0, k1, c0, c1, line.to(tl.uint32), zero + group.to(tl.uint32))
+    return philox_words(k0, k1, c0, c1, line.to(tl.uint32), zero + group.to(tl.uint32))
+
+
+@triton.jit
+def drawn_fields(key, expert, line, group, N: tl.constexpr, NARROW: tl.constexpr):
+    """Random fields (N, 8), int32, of the first and the second eight elements of a group of 16; see `drawn_words`."""
+    w0, w1, w2, w3 = drawn_words(key, expert, line, group)
     return halves(group_fields(w0, w1, w2, w3, NARROW).to(tl.int32), N)

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from .contracts import TO_E2M1, TO_E4M3, Case, Contract, at_least, meta
 from .device import require_launch
-from .kernel_casts import INFINITY_BITS, bits_of, e2m1_code, float_of, nvfp4_scale, widen
+from .kernel_casts import INFINITY_BITS, bits_of, e2m1_code, float_of, widen
+from .kernel_ptx import e2m1_one
+from .kernel_scales import nvfp4_scale
 from .launches import launch
 
 
@@ -27,7 +29,7 @@ def _tile(x, rows, width):
 
 
 @triton.jit
-def _tiles(x, largest, encodes, codes, scales, rows, width, MEASURE: tl.constexpr):
+def _tiles(x, largest, encodes, codes, scales, rows, width, MEASURE: tl.constexpr, NATIVE: tl.constexpr):
     """Tile (program_id(0), program_id(1)) of matrix program_id(2). MEASURE: only its maximum, as bits, to `largest`."""
     y, at, mask = _tile(x, rows, width)
     bits = tl.max(tl.max(bits_of(y) & 0x7FFFFFFF, 1), 0)
@@ -37,10 +39,14 @@ def _tiles(x, largest, encodes, codes, scales, rows, width, MEASURE: tl.constexp
         tl.atomic_max(largest + tl.program_id(2), bits)
     else:
         encode = tl.load(encodes + tl.program_id(2))
-        code, factor = nvfp4_scale(float_of(bits), encode, tl.div_rn(1.0, encode))
+        code, factor = nvfp4_scale(float_of(bits), encode, tl.div_rn(1.0, encode), NATIVE)
         place = (tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)) * tl.num_programs(1) + tl.program_id(1)
         tl.store(scales + place, tl.where(finite, code, 0x7F).to(tl.uint8))
-        code = tl.where(finite, e2m1_code(tl.abs(y) * factor) | ((bits_of(y) >> 28) & 8), 7)
+        if NATIVE:
+            code = e2m1_one(y * factor)
+        else:
+            code = e2m1_code(tl.abs(y) * factor) | ((bits_of(y) >> 28) & 8)
+        code = tl.where(finite, code, 7)
         tl.store(codes + at, code.to(tl.uint8), mask=mask)
 
 

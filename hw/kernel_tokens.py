@@ -31,9 +31,10 @@ from .kernel_casts import (
     finite,
     float_of,
     power_reciprocal,
-    rceil_scale,
     widen,
 )
+from .kernel_ptx import e2m1_pair, e4m3_four_drawn, e4m3_number
+from .kernel_scales import rceil
 from .launches import launch
 from .philox import philox_words, reverse32
 from .sources import block_table, key_words
@@ -62,6 +63,17 @@ def _nvfp4(x, scales, row, width, ok, COLUMNS: tl.constexpr):
 
 
 @triton.jit
+def _nvfp4_native(x, scales, row, width, ok, COLUMNS: tl.constexpr):
+    """float32 (COLUMNS,): a row of packed codes times block scales."""
+    block = tl.program_id(1) * (COLUMNS // 16) + tl.arange(0, COLUMNS // 16)
+    mask = (block < width // 16) & ok
+    at = (row * (width // 16) + block)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    low, high = e2m1_pair(tl.load(x + at, mask=mask[:, None], other=0).to(tl.int32))
+    scale = e4m3_number(tl.load(scales + row * (width // 16) + block, mask=mask, other=0).to(tl.int32))[:, None]
+    return tl.reshape(tl.join(low * scale, high * scale), (COLUMNS,))
+
+
+@triton.jit
 def _mxfp8(x, scales, row, width, ok, COLUMNS: tl.constexpr):
     """float32 (COLUMNS,): a row of codes times block scales, finite."""
     block = tl.program_id(1) * (COLUMNS // 32) + tl.arange(0, COLUMNS // 32)
@@ -78,11 +90,18 @@ def _mxfp8(x, scales, row, width, ok, COLUMNS: tl.constexpr):
 @triton.jit
 def _row(
     x, scales, outers, factors, row, width, ok,
-    SOURCE: tl.constexpr, OUTER: tl.constexpr, FACTOR: tl.constexpr, COLUMNS: tl.constexpr,
+    SOURCE: tl.constexpr, OUTER: tl.constexpr, FACTOR: tl.constexpr, COLUMNS: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """float32 (COLUMNS,): row `row`, or zeros where it is not `ok`."""
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    if SOURCE == NVFP4:
+    if SOURCE == NVFP4 and NATIVE:
+        y = _nvfp4_native(x, scales, row, width, ok, COLUMNS)
+        if OUTER:
+            outer = tl.load(outers + row, mask=ok, other=0.0)
+            y = y * outer
+            if outer > 1e15:
+                y = finite(y)
+    elif SOURCE == NVFP4:
         y = _nvfp4(x, scales, row, width, ok, COLUMNS)
         if OUTER:
             outer = tl.load(outers + row, mask=ok, other=0.0)
@@ -105,9 +124,15 @@ def _row(
 
 
 @triton.jit
+def _word(w0, w1, w2, w3, J: tl.constexpr):
+    """The word of a group that serves element J of 16."""
+    return w0 if J // 4 == 0 else w1 if J // 4 == 1 else w2 if J // 4 == 2 else w3
+
+
+@triton.jit
 def _field(w0, w1, w2, w3, J: tl.constexpr):
     """Field (uint32 below 2^16) of element J of 16 from the words of its group: see `philox.group_fields`."""
-    word = w0 if J // 4 == 0 else w1 if J // 4 == 1 else w2 if J // 4 == 2 else w3
+    word = _word(w0, w1, w2, w3, J)
     if J % 2 == 1:  # the halves of a reversed word are the reversed halves, in the other order
         word = reverse32(word)
     return word & 0xFFFF if J % 4 == 0 or J % 4 == 3 else word >> 16
@@ -117,6 +142,7 @@ def _field(w0, w1, w2, w3, J: tl.constexpr):
 def _tokens(
     x, scales_in, outers, factors, table, key, codes, scales, width,
     SOURCE: tl.constexpr, OUTER: tl.constexpr, FACTOR: tl.constexpr, DRAWN: tl.constexpr, COLUMNS: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):  # fmt: skip
     """Block program_id(0), columns of program_id(1)."""
     block = tl.program_id(0)
@@ -139,10 +165,10 @@ def _tokens(
     for quarter in range(8):
         for i in tl.static_range(4):
             place = quarter * 4 + i
-            y = _row(x, scales_in, outers, factors, place, width, place < count, SOURCE, OUTER, FACTOR, COLUMNS)
+            y = _row(x, scales_in, outers, factors, place, width, place < count, SOURCE, OUTER, FACTOR, COLUMNS, NATIVE)
             largest = tl.maximum(largest, bits_of(y) & 0x7FFFFFFF)
     finite_block = largest < INFINITY_BITS
-    scale = rceil_scale(float_of(tl.where(finite_block, largest, 0)), E4M3)
+    scale = rceil(float_of(tl.where(finite_block, largest, 0)), E4M3, NATIVE)
     inverse = power_reciprocal(scale)
     tl.store(scales + block.to(tl.int64) * width + column, tl.where(finite_block, scale, 0xFF).to(tl.uint8), mask=mask)
     zero = (column ^ column).to(tl.uint32)
@@ -156,15 +182,30 @@ def _tokens(
             )  # fmt: skip
         for j in tl.static_range(16):
             row = g * 16 + j
-            y = _row(x, scales_in, outers, factors, row, width, row < count, SOURCE, OUTER, FACTOR, COLUMNS)
+            y = _row(x, scales_in, outers, factors, row, width, row < count, SOURCE, OUTER, FACTOR, COLUMNS, NATIVE)
             y = y * inverse
-            if DRAWN:
-                field = _field(w0, w1, w2, w3, j).to(tl.int32)
-                code = e4m3_drawn(tl.minimum(tl.abs(y), 448.0), field) | ((bits_of(y) >> 24) & 0x80)
+            if DRAWN and NATIVE:
+                # the instruction takes four rows, the numbers of one random word: their codes are stored behind them
+                if j % 4 == 0:
+                    y0 = y
+                elif j % 4 == 1:
+                    y1 = y
+                elif j % 4 == 2:
+                    y2 = y
+                else:
+                    word = e4m3_four_drawn(y0, y1, y2, y, _word(w0, w1, w2, w3, j))
+                    word = tl.where(finite_block, word, 0x7E7E7E7E)
+                    for i in tl.static_range(4):
+                        at = codes + (row - 3 + i) * width + column
+                        tl.store(at, (word >> (8 * i)).to(tl.uint8), mask=mask & (row - 3 + i < count))
             else:
-                code = e4m3_signed(y)
-            code = tl.where(finite_block, code, 0x7E)
-            tl.store(codes + row * width + column, code.to(tl.uint8), mask=mask & (row < count))
+                if DRAWN:
+                    field = _field(w0, w1, w2, w3, j).to(tl.int32)
+                    code = e4m3_drawn(tl.minimum(tl.abs(y), 448.0), field) | ((bits_of(y) >> 24) & 0x80)
+                else:
+                    code = e4m3_signed(y)
+                code = tl.where(finite_block, code, 0x7E)
+                tl.store(codes + row * width + column, code.to(tl.uint8), mask=mask & (row < count))
 
 
 def tokens(

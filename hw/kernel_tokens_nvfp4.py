@@ -1,6 +1,7 @@
 """NVFP4 along tokens: blocks of 16 rows of one expert, after a Hadamard-16 along them or not, under a tensor's scale.
 
-A thread holds whole columns of a block in two pieces of eight rows. The outer scale comes from the largest block
+A thread holds whole columns of a block, in two pieces of eight rows, or natively row by row: the instructions take
+eight numbers of a column. The outer scale comes from the largest block
 maximum, which a pass before finds with the same code; a transformed group is filled up with zero rows, which are stored
 then. The bits are those of `numerics.quantize` by rule `nvfp4`, of `numerics.hadamard` before it.
 
@@ -25,12 +26,13 @@ from .kernel_casts import (
     e2m1_code,
     e2m1_drawn,
     float_of,
-    nvfp4_scale,
     three_stages,
     widen,
 )
 from .kernel_nvfp4 import largest_bits
-from .kernel_pieces import drawn_fields
+from .kernel_pieces import drawn_fields, drawn_words
+from .kernel_ptx import e2m1_word, e2m1_word_drawn
+from .kernel_scales import nvfp4_scale
 from .launches import launch
 from .sources import block_table, key_words
 
@@ -54,11 +56,118 @@ def _codes(y, field, finite, DRAWN: tl.constexpr):
 
 
 @triton.jit
-def _tokens_nvfp4(
+def _row(x, row, count, column, width):
+    """float32 (COLUMNS,): a row of a block of `count`, counted from the block's first one, at x."""
+    return widen(tl.load(x + row * width + column, mask=(column < width) & (row < count), other=0.0))
+
+
+@triton.jit
+def _eight_apart(x, start, count, column, width, signs, HADAMARD: tl.constexpr):
+    """Rows `start` to `start` + 7 of a block at x, each (COLUMNS,), after the first three stages or not."""
+    x0, x1 = _row(x, start, count, column, width), _row(x, start + 1, count, column, width)
+    x2, x3 = _row(x, start + 2, count, column, width), _row(x, start + 3, count, column, width)
+    x4, x5 = _row(x, start + 4, count, column, width), _row(x, start + 5, count, column, width)
+    x6, x7 = _row(x, start + 6, count, column, width), _row(x, start + 7, count, column, width)
+    if HADAMARD:
+        signs += start
+        x0, x1, x2, x3 = x0 * tl.load(signs), x1 * tl.load(signs + 1), x2 * tl.load(signs + 2), x3 * tl.load(signs + 3)
+        signs += 4
+        x4, x5, x6, x7 = x4 * tl.load(signs), x5 * tl.load(signs + 1), x6 * tl.load(signs + 2), x7 * tl.load(signs + 3)
+        x0, x1, x2, x3, x4, x5, x6, x7 = x0 + x1, x0 - x1, x2 + x3, x2 - x3, x4 + x5, x4 - x5, x6 + x7, x6 - x7
+        x0, x1, x2, x3, x4, x5, x6, x7 = x0 + x2, x1 + x3, x0 - x2, x1 - x3, x4 + x6, x5 + x7, x4 - x6, x5 - x7
+        x0, x1, x2, x3, x4, x5, x6, x7 = x0 + x4, x1 + x5, x2 + x6, x3 + x7, x0 - x4, x1 - x5, x2 - x6, x3 - x7
+    return x0, x1, x2, x3, x4, x5, x6, x7
+
+
+@triton.jit
+def _largest_apart(x0, x1, x2, x3, x4, x5, x6, x7):
+    """Bits of the largest magnitude, as `largest_bits`."""
+    low = tl.maximum(tl.maximum(_magnitude(x0), _magnitude(x1)), tl.maximum(_magnitude(x2), _magnitude(x3)))
+    high = tl.maximum(tl.maximum(_magnitude(x4), _magnitude(x5)), tl.maximum(_magnitude(x6), _magnitude(x7)))
+    return tl.maximum(low, high)
+
+
+@triton.jit
+def _magnitude(x):
+    return bits_of(x) & 0x7FFFFFFF
+
+
+@triton.jit
+def _store_apart(to, word, rows, start, width, inside):
+    """The codes of eight rows from `start` on, of which the destination has `rows`."""
+    for i in tl.static_range(8):
+        code = ((word >> (4 * i)) & 15).to(tl.uint8)
+        tl.store(to + (start + i) * width, code, mask=inside & (start + i < rows))
+
+
+@triton.jit
+def _native(
     x, table, signs, largest, encodes, key, codes, scales, width,
     HADAMARD: tl.constexpr, DRAWN: tl.constexpr, MEASURE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """`_tokens_nvfp4` by the instructions, row by row."""
+    block = tl.program_id(0)
+    count = tl.load(table + 6 * block + 1)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    x += tl.load(table + 6 * block).to(tl.int64) * width
+    a0, a1, a2, a3, a4, a5, a6, a7 = _eight_apart(x, 0, count, column, width, signs, HADAMARD)
+    b0, b1, b2, b3, b4, b5, b6, b7 = _eight_apart(x, 8, count, column, width, signs, HADAMARD)
+    if HADAMARD:
+        a0, b0, a1, b1 = (a0 + b0) * 0.25, (a0 - b0) * 0.25, (a1 + b1) * 0.25, (a1 - b1) * 0.25
+        a2, b2, a3, b3 = (a2 + b2) * 0.25, (a2 - b2) * 0.25, (a3 + b3) * 0.25, (a3 - b3) * 0.25
+        a4, b4, a5, b5 = (a4 + b4) * 0.25, (a4 - b4) * 0.25, (a5 + b5) * 0.25, (a5 - b5) * 0.25
+        a6, b6, a7, b7 = (a6 + b6) * 0.25, (a6 - b6) * 0.25, (a7 + b7) * 0.25, (a7 - b7) * 0.25
+    bits = _largest_apart(a0, a1, a2, a3, a4, a5, a6, a7)
+    bits = tl.maximum(bits, _largest_apart(b0, b1, b2, b3, b4, b5, b6, b7))
+    finite = bits < INFINITY_BITS
+    bits = tl.where(finite, bits, 0)
+    if MEASURE:
+        tl.atomic_max(largest, tl.max(bits, 0))
+    else:
+        encode = tl.load(encodes)
+        code, f = nvfp4_scale(float_of(bits), encode, tl.div_rn(1.0, encode), True)
+        inside = column < width
+        tl.store(
+            scales + block.to(tl.int64) * width + column, tl.where(finite, code, 0x7F).to(tl.uint8), mask=inside
+        )  # fmt: skip
+        a0, a1, a2, a3, a4, a5, a6, a7 = a0 * f, a1 * f, a2 * f, a3 * f, a4 * f, a5 * f, a6 * f, a7 * f
+        b0, b1, b2, b3, b4, b5, b6, b7 = b0 * f, b1 * f, b2 * f, b3 * f, b4 * f, b5 * f, b6 * f, b7 * f
+        if DRAWN:
+            zero = column ^ column
+            expert, group = tl.load(table + 6 * block + 2) + zero, tl.load(table + 6 * block + 3) + zero
+            w0, w1, w2, w3 = drawn_words(key, expert, column, group)
+            a = e2m1_word_drawn(a0, a1, a2, a3, a4, a5, a6, a7, w0, w1)
+            b = e2m1_word_drawn(b0, b1, b2, b3, b4, b5, b6, b7, w2, w3)
+        else:
+            a, b = e2m1_word(a0, a1, a2, a3, a4, a5, a6, a7), e2m1_word(b0, b1, b2, b3, b4, b5, b6, b7)
+        to = codes + tl.load(table + 6 * block + 4).to(tl.int64) * width + column
+        rows = tl.load(table + 6 * block + 5)
+        _store_apart(to, tl.where(finite, a, 0x77777777), rows, 0, width, inside)
+        _store_apart(to, tl.where(finite, b, 0x77777777), rows, 8, width, inside)
+
+
+@triton.jit
+def _tokens_nvfp4(
+    x, table, signs, largest, encodes, key, codes, scales, width,
+    HADAMARD: tl.constexpr, DRAWN: tl.constexpr, MEASURE: tl.constexpr, COLUMNS: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
     """Block program_id(0), columns of program_id(1). MEASURE: only the largest block maximum, as bits, to `largest`."""
+    if NATIVE:
+        _native(
+            x, table, signs, largest, encodes, key, codes, scales, width, HADAMARD, DRAWN, MEASURE, COLUMNS
+        )  # fmt: skip
+    else:
+        _portable(
+            x, table, signs, largest, encodes, key, codes, scales, width, HADAMARD, DRAWN, MEASURE, COLUMNS
+        )  # fmt: skip
+
+
+@triton.jit
+def _portable(
+    x, table, signs, largest, encodes, key, codes, scales, width,
+    HADAMARD: tl.constexpr, DRAWN: tl.constexpr, MEASURE: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """`_tokens_nvfp4` in FP32 and integers, pieces of eight rows."""
     block = tl.program_id(0)
     first, count = tl.load(table + 6 * block).to(tl.int64), tl.load(table + 6 * block + 1)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -76,7 +185,7 @@ def _tokens_nvfp4(
         tl.atomic_max(largest, tl.max(bits, 0))
     else:
         encode = tl.load(encodes)
-        code, factor = nvfp4_scale(float_of(bits), encode, tl.div_rn(1.0, encode))
+        code, factor = nvfp4_scale(float_of(bits), encode, tl.div_rn(1.0, encode), False)
         inside = column < width
         place = block.to(tl.int64) * width + column
         tl.store(scales + place, tl.where(finite, code, 0x7F).to(tl.uint8), mask=inside)

@@ -1,0 +1,328 @@
+"""Inline PTX, executed on a CPU: a small interpreter of the forms that kernels use, and Triton's interpreter with it.
+
+    results = run(text, "=r,f,f", [a, b])               a string, its constraints in LLVM's form, tensors of one shape
+    with interpreted() as texts: ...                    kernels in Triton's interpreter take `inline_asm_elementwise`
+
+Instructions: .reg, mov with and without braces, cvt between integers and from float16, and every narrow cvt through
+`numerics.ptx`; and, or, xor, shl, shr. Registers hold bits and have a type (PTX ISA 5.2): untyped ones go with any type
+of their width, integers with integers, floats with floats. $n is an operand, outputs first: r has 32 bits, h 16, f is a
+float32. Everything is computed on tensors, an element for each execution.
+
+ValueError, with the instruction in words: one that is not known, a register that is not declared or read before it is
+written, another width or type, an input that is written, an output that is not; and an output without "&" that is
+written before the last input is read, to which the compiler may give that input's register.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from numerics import ptx
+
+_TYPE = re.compile(r"([busf])(8|16|32)")
+_IMMEDIATE = re.compile(r"0[fF][0-9a-fA-F]{8}|-?0[xX][0-9a-fA-F]+|-?\d+")
+_LETTERS = {"r": ("b", 32), "h": ("b", 16), "f": ("f", 32)}
+_DTYPES = {("b", 32): torch.int32, ("b", 16): torch.int16, ("f", 32): torch.float32}
+_TAKEN = {("b", 32): (torch.int32, torch.uint32), ("b", 16): (torch.int16, torch.uint16), ("f", 32): (torch.float32,)}
+THREADS = 1024  # of a block at most: %tid.x is below
+
+
+@dataclass
+class Register:
+    """kind: b, u, s or f. bits: int64, None until it is written. role: "own", "in" or "out", "early" for "=&"."""
+
+    kind: str
+    width: int
+    role: str = "own"
+    bits: Tensor | None = None
+
+
+@dataclass
+class _Program:
+    """What has been executed: registers by name in the scopes that are open, and the outputs written so far."""
+
+    shape: torch.Size
+    scopes: list[dict[str, Register]]
+    written: list[str] = field(default_factory=list)
+
+
+def run(text: str, constraints: str, operands: Sequence[Tensor]) -> list[Tensor]:
+    """The outputs of inline PTX.
+
+    Args:
+        text: instructions as `inline_asm_elementwise` takes them. constraints: "=r,=f,r,f": outputs before inputs.
+        operands: int32 or uint32 (r), int16 or uint16 (h), float32 (f), of one shape.
+
+    Returns: int32, int16 or float32 tensors of that shape.
+    Raises: ValueError: see the module's docstring; operands that do not go with the constraints.
+    """
+    program = _Program(operands[0].shape, [_placeholders(constraints, operands)])
+    for statement in _statements(text):
+        if statement == "{":
+            program.scopes.append({})
+        elif statement == "}":
+            if len(program.scopes) == 1:
+                raise ValueError(f"text closes a brace that it does not open: {text!r}")
+            program.scopes.pop()
+        else:
+            try:
+                _execute(program, statement)
+            except ValueError as error:
+                raise ValueError(f"{statement}: {error}") from error
+    if len(program.scopes) > 1:
+        raise ValueError(f"text does not close its last brace: {text!r}")
+    return [_result(name, r) for name, r in program.scopes[0].items() if r.role in ("out", "early")]
+
+
+def _placeholders(constraints: str, operands: Sequence[Tensor]) -> dict[str, Register]:
+    found: dict[str, Register] = {}
+    inputs = iter(operands)
+    for i, part in enumerate(constraints.split(",")):
+        match = re.fullmatch(r"(=&?)?([rhf])", part.strip())
+        if match is None:
+            raise ValueError(f"constraints={constraints!r}: {part!r} is none of r, h, f, with = or =& for an output")
+        register = Register(*_LETTERS[match[2]], {None: "in", "=": "out", "=&": "early"}[match[1]])
+        if register.role == "in":
+            x = next(inputs, None)
+            if x is None or x.dtype not in _TAKEN[register.kind, register.width] or x.shape != operands[0].shape:
+                given = "absent" if x is None else f"{x.dtype} {tuple(x.shape)}"
+                raise ValueError(f"${i} is {given}: constraint {match[2]!r} and the first operand ask for another")
+            bits = x.contiguous().view(torch.int32 if register.width == 32 else torch.int16)
+            register.bits = bits.to(torch.int64) & _mask(register.width)
+        elif any(r.role == "in" for r in found.values()):
+            raise ValueError(f"constraints={constraints!r}: outputs come first")
+        found[f"${i}"] = register
+    if next(inputs, None) is not None:
+        raise ValueError(f"constraints={constraints!r} take fewer than {len(operands)} operands")
+    return found
+
+
+def _statements(text: str) -> Iterator[str]:
+    """Instructions without their semicolons, and the braces around scopes."""
+    text = re.sub(r"//[^\n]*", "", text)
+    while text := text.strip():
+        if text[0] in "{}":
+            yield text[0]
+            text = text[1:]
+        else:
+            end = text.find(";")
+            if end < 0:
+                raise ValueError(f"text ends in {text!r}: a semicolon is missing")
+            yield " ".join(text[:end].split())
+            text = text[end + 1 :]
+
+
+def _execute(program: _Program, statement: str) -> None:
+    operation, _, rest = statement.partition(" ")
+    operands = re.findall(r"\{[^}]*\}|[^,{}\s]+", rest)
+    if operation.startswith(".reg"):
+        # ".reg .b32 a, b<4>": the type is the first word behind .reg
+        _declare(program, operands)
+    elif operation.startswith("mov."):
+        _move(program, operation, operands)
+    elif operation.startswith("cvt."):
+        (_narrow if operation in ptx.instructions() else _plain)(program, operation, operands)
+    elif re.fullmatch(r"(and|or|xor)\.b(16|32)|sh[lr]\.[bu](16|32)", operation):
+        _logic(program, operation, operands)
+    else:
+        raise ValueError("this interpreter does not know the instruction")
+
+
+def _declare(program: _Program, operands: list[str]) -> None:
+    kind, width = _typed(operands[0].lstrip("."))
+    for name in operands[1:]:
+        many = re.fullmatch(r"([A-Za-z_%]\w*)<(\d+)>", name)
+        for one in [f"{many[1]}{i}" for i in range(int(many[2]))] if many else [name]:
+            if not re.fullmatch(r"[A-Za-z_%]\w*", one) or one in program.scopes[-1]:
+                raise ValueError(f"{one} is no name of a new register")
+            program.scopes[-1][one] = Register(kind, width)
+
+
+def _typed(name: str) -> tuple[str, int]:
+    match = _TYPE.fullmatch(name)
+    if match is None:
+        raise ValueError(f".{name} is a type that this interpreter does not know")
+    return match[1], int(match[2])
+
+
+def _found(program: _Program, name: str, kind: str, width: int) -> Register:
+    register = next((scope[name] for scope in reversed(program.scopes) if name in scope), None)
+    if register is None:
+        raise ValueError(f"{name} is not declared")
+    kinds = {register.kind, kind}
+    if register.width != width or (register.kind != kind and "b" not in kinds and "f" in kinds):
+        raise ValueError(f"{name} is .{register.kind}{register.width} where .{kind}{width} is asked for")
+    return register
+
+
+def _read(program: _Program, name: str, kind: str, width: int) -> Tensor:
+    """Bits, int64: of a register, an immediate or %tid.x."""
+    if name == "%tid.x" and width == 32:
+        return (torch.arange(program.shape.numel()) % THREADS).view(program.shape)
+    if _IMMEDIATE.fullmatch(name):
+        return torch.full(program.shape, _number(name, width))
+    register = _found(program, name, kind, width)
+    if register.bits is None:
+        raise ValueError(f"{name} is read before it is written")
+    if register.role == "in" and program.written:
+        raise ValueError(
+            f"{name} is read after {program.written[0]} is written, which may be the same register: write outputs last"
+        )
+    return register.bits
+
+
+def _number(text: str, width: int) -> int:
+    value = int(text[2:], 16) if text[:2].lower() == "0f" else int(text, 0)
+    if not -(1 << (width - 1)) <= value <= _mask(width):
+        raise ValueError(f"{text} has more than {width} bits")
+    return value & _mask(width)
+
+
+def _write(program: _Program, name: str, kind: str, width: int, bits: Tensor) -> None:
+    register = _found(program, name, kind, width)
+    if register.role == "in":
+        raise ValueError(f"{name} is an input: it cannot be written")
+    if register.role == "out":
+        program.written.append(name)
+    register.bits = bits.to(torch.int64) & _mask(width)
+
+
+def _mask(width: int) -> int:
+    return (1 << width) - 1
+
+
+def _move(program: _Program, operation: str, operands: list[str]) -> None:
+    kind, width = _typed(operation[4:])
+    target, source = _counted(operands, 2)
+    if source.startswith("{"):
+        names = _listed(source)
+        each = width // len(names)
+        parts = [_read(program, name, "b", each) << (each * i) for i, name in enumerate(names)]
+        bits = torch.stack(parts).sum(0)
+    else:
+        bits = _read(program, source, kind, width)
+    if target.startswith("{"):
+        names = _listed(target)
+        each = width // len(names)
+        for i, name in enumerate(names):
+            _write(program, name, "b", each, bits >> (each * i))
+    else:
+        _write(program, target, kind, width, bits)
+
+
+def _listed(braces: str) -> list[str]:
+    return [name.strip() for name in braces[1:-1].split(",")]
+
+
+def _counted(operands: list[str], count: int) -> list[str]:
+    if len(operands) != count:
+        raise ValueError(f"{len(operands)} operands instead of {count}")
+    return operands
+
+
+def _plain(program: _Program, operation: str, operands: list[str]) -> None:
+    """cvt between integers, and from float16 to float32."""
+    match = re.fullmatch(r"cvt\.(\w+)\.(\w+)", operation)
+    if match is None:
+        raise ValueError("this interpreter does not know the instruction")
+    (kind, width), (kind_of, width_of) = _typed(match[1]), _typed(match[2])
+    target, source = _counted(operands, 2)
+    bits = _read(program, source, kind_of, width_of)
+    if (kind, width, kind_of, width_of) == ("f", 32, "f", 16):
+        bits = bits.to(torch.int16).view(torch.float16).to(torch.float32).view(torch.int32)
+    elif "f" in (kind, kind_of) or "b" in (kind, kind_of):
+        raise ValueError("this interpreter does not know the instruction")
+    elif kind_of == "s":
+        bits = bits - ((bits >> (width_of - 1)) << width_of)
+    _write(program, target, kind, width, bits)
+
+
+def _narrow(program: _Program, operation: str, operands: list[str]) -> None:
+    """An instruction of `numerics.ptx`: its operands are in the order of the text."""
+    parts = operation.split(".")
+    target, *sources = operands
+    if sources and sources[0].startswith("{"):
+        if parts[1] != "rs" or "x4" not in operation:
+            raise ValueError("only the x4 instructions take their operands in braces")
+        sources = [*_counted(_listed(sources[0]), 4), *sources[1:]]
+    packed = 1 if parts[-1] != "f32" else 4 if "x4." in operation else 2
+    scaled, drawn = "scaled::n2::ue8m0" in operation, parts[1] == "rs"
+    _counted(sources, packed + scaled + drawn)
+    values: list[Tensor] = []
+    for i, name in enumerate(sources):
+        if i >= packed:
+            values.append(_read(program, name, "b", 16 if scaled else 32))
+        elif parts[-1] == "f32":
+            values.append(_read(program, name, "f", 32).to(torch.int32).view(torch.float32))
+        else:
+            values.append(_read(program, name, "b", _width(parts[-1])))
+    _write(program, target, "b", _width(parts[-2]), ptx.instructions()[operation](*values).to(torch.int64))
+
+
+def _width(packed: str) -> int:
+    """Bits of an operand such as e2m1x4."""
+    element, _, count = packed.rpartition("x")
+    each = {"e2m1": 4, "f16": 16, "bf16": 16}.get(element, 8)
+    return each * int(count)
+
+
+def _logic(program: _Program, operation: str, operands: list[str]) -> None:
+    name, kind_width = operation.split(".")
+    kind, width = _typed(kind_width)
+    target, first, second = _counted(operands, 3)
+    a = _read(program, first, kind, width)
+    if name in ("shl", "shr"):
+        by = _read(program, second, "u", 32)
+        bits = torch.where(by < width, a << by.clamp(max=31) if name == "shl" else a >> by.clamp(max=31), 0)
+    else:
+        b = _read(program, second, kind, width)
+        bits = {"and": a & b, "or": a | b, "xor": a ^ b}[name]
+    _write(program, target, kind, width, bits)
+
+
+def _result(name: str, register: Register) -> Tensor:
+    if register.bits is None:
+        raise ValueError(f"{name} is never written: it is an output")
+    whole = register.bits.to(torch.int32) if register.width == 32 else register.bits.to(torch.int16)
+    return whole.view(_DTYPES[register.kind, register.width])
+
+
+@contextmanager
+def interpreted() -> Iterator[set[str]]:
+    """Triton's interpreter executes inline PTX inside, which it refuses by itself; yields the texts it has executed."""
+    from triton.runtime import interpreter
+
+    texts: set[str] = set()
+
+    def create_inline_asm(
+        self: Any, asm: str, constraints: str, values: Sequence[Any], types: Sequence[Any], is_pure: bool, pack: int
+    ) -> Any:
+        if pack != 1:
+            raise ValueError(f"pack={pack}: this interpreter executes one element at a time; use pack=1")
+        tensors = [torch.from_numpy(np.ascontiguousarray(value.data)) for value in values]
+        texts.add(asm)
+        outputs = [
+            interpreter.TensorHandle(out.numpy(), kind.scalar)
+            for out, kind in zip(run(asm, constraints, tensors), types, strict=True)
+        ]
+        return SimpleNamespace(get_result=outputs.__getitem__)
+
+    builder = interpreter.InterpreterBuilder
+    before = builder.__dict__.get("create_inline_asm")
+    builder.create_inline_asm = create_inline_asm  # type: ignore[method-assign]
+    try:
+        yield texts
+    finally:
+        if before is None:
+            del builder.create_inline_asm
+        else:
+            builder.create_inline_asm = before  # type: ignore[method-assign]
