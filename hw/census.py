@@ -45,12 +45,14 @@ class CensusConfig:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A module's contract: its cases' names and architectures, where its portable code ran, where it is interpreted."""
+    """A module's contract: its cases' names and architectures, where portable code ran, which tests interpret it
+    and its native branch."""
 
     module: str
     cases: tuple[tuple[str, tuple[str, ...]], ...]
     ran: str | None
     interpreted: str | None
+    native: str | None
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def measure(modules: Sequence[str], archs: Sequence[str], jobs: int = 0, folder:
 
 def _kernel(module: str, told: dict[str, Any]) -> Kernel:
     cases = tuple((case["case"], tuple(case["archs"])) for case in told["cases"])
-    return Kernel(module, cases, told["ran"], told["interpreted"])
+    return Kernel(module, cases, told["ran"], told["interpreted"], told["native"])
 
 
 def _progress(done: int, total: int, name: str) -> None:
@@ -176,7 +178,8 @@ def states(found: Census) -> list[str]:
         parts.append(f"run on a Hopper ({kernel.ran})" if kernel.ran else "never run on a Hopper")
         parts.append(f"interpreted ({kernel.interpreted})" if kernel.interpreted else "not interpreted")
         if native:
-            parts.append(f"native compiled for {', '.join(dict.fromkeys(native))}, never run")
+            by = f"interpreted ({kernel.native})" if kernel.native else "not interpreted"
+            parts.append(f"native: compiled for {', '.join(dict.fromkeys(native))}; {by}; never run")
         lines.append(f"{kernel.module}: {'; '.join(parts)}")
     return lines
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .contracts import BLACKWELL, MATRIX, PENDING, SPILLS, Case
+from .contracts import BLACKWELL, MATRIX, SPILLS, Case
 
 TMEM_COLUMNS = 512
 SHARED_BYTES = 232448  # 227 KiB, of a block on sm_90 to sm_103
@@ -60,7 +60,7 @@ def row(kernel: str, case: Case, arch: str, mode: str, code: Any) -> Row:
         kernel, case.name, arch, mode, words(mma), "; ".join(code.products),
         sum(matching(opcodes, ("UTCCP*",)).values()), sum(matching(opcodes, ("UTMALDG*", "UTMASTG*")).values()),
         words(converted), sum(matching(opcodes, SPILLS).values()), code.registers, code.shared, code.tmem,
-        tuple(faults(kernel, case, arch, mode, code)),
+        tuple(faults(case, arch, mode, code)),
     )  # fmt: skip
 
 
@@ -76,13 +76,13 @@ def refused(kernel: str, case: Case, arch: str, mode: str, why: str) -> Row:
     return Row(kernel, case.name, arch, mode, "", "", 0, 0, "", 0, 0, 0, 0, (why,))
 
 
-def faults(kernel: str, case: Case, arch: str, mode: str, code: Any) -> list[str]:
+def faults(case: Case, arch: str, mode: str, code: Any) -> list[str]:
     """What is not as the contract says, in words."""
     return [
         *_limits(code),
         *_numerics(code),
         *_forbidden(case, arch, mode, code),
-        *_needed(kernel, case, arch, mode, code),
+        *_needed(case, arch, mode, code),
     ]
 
 
@@ -122,17 +122,14 @@ def _forbidden(case: Case, arch: str, mode: str, code: Any) -> list[str]:
     return found
 
 
-def _needed(kernel: str, case: Case, arch: str, mode: str, code: Any) -> list[str]:
+def _needed(case: Case, arch: str, mode: str, code: Any) -> list[str]:
     found = []
     for need in case.native if mode == "native" else case.portable:
         count = sum(matching(code.opcodes, (need.opcode,)).values())
         if count < need.least or (need.most is not None and count > need.most):
             found.append(f"has {count} of {need.opcode}, and its contract says {need.bounds}")
-    pending = kernel.split(".")[0] in PENDING
-    if mode == "common" and arch != "sm_90a" and case.native and not pending:
+    if mode == "common" and arch != "sm_90a" and case.native:
         found.append("has no parameter NATIVE, and its contract says what native code has")
-    if mode != "common" and pending:
-        found.append("has a parameter NATIVE, and contracts.PENDING says that it has none yet: take it out there")
     if mode == "native" and set(code.products) != set(case.mma):
         there, meant = ("; ".join(products) or "no products" for products in (code.products, case.mma))
         found.append(f"multiplies {there}, and its contract says {meant}")

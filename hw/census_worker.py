@@ -30,7 +30,7 @@ def contract(module: str) -> Contract:
 def listed(module: str) -> dict[str, Any]:
     made = contract(module)
     cases = [{"case": case.name, "archs": case.architectures} for case in made.cases]
-    return {"cases": cases, "ran": made.ran, "interpreted": made.interpreted}
+    return {"cases": cases, "ran": made.ran, "interpreted": made.interpreted, "native": made.native}
 
 
 def judged(module: str, place: int, arch: str) -> census_judge.Row:

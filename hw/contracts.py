@@ -37,12 +37,6 @@ E2M1_TO_F16 = "F2FP.F16.E2M1.UNPACK_B"
 E4M3_TO_F16 = "F2FP.F16.E4M3.UNPACK_B"
 S2F6_TO_BF16 = "F2FP.BF16.S2_6.UNPACK_B"
 
-# modules whose kernels are to get a parameter NATIVE; what they say of native code is not judged yet
-PENDING = frozenset(
-    "kernel_aggregate kernel_both kernel_decode kernel_decode_nvfp4 kernel_mx kernel_nvfp4 kernel_tiles kernel_tokens "
-    "kernel_tokens_nvfp4".split()
-)
-
 # block-scaled products, and what feeds them
 MMA_NVFP4, MMA_MXFP8, SCALES_COPIED = "UTCOMMA.*", "UTCQMMA*", "UTCCP.*"
 TILES_IN, TILES_OUT = "UTMALDG.*", "UTMASTG.*"
@@ -98,12 +92,17 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class Contract:
-    """A module's cases. ran: the record, of tests/records, of portable code's run on a Hopper, or None: it never ran.
-    interpreted: the test file in which Triton's interpreter runs it, or None."""
+    """A module's cases, and what was done beside compiling them; None: it was not.
+
+    Args: ran: the record, of tests/records, of the portable code's run on a Hopper. interpreted: the test file in which
+        Triton's interpreter runs it. native: the test file in which the interpreter runs the native branch, with the
+        instructions of `numerics.ptx` or `interpret_products`. Native code's run is not here: there was none.
+    """
 
     cases: tuple[Case, ...]
     ran: str | None = None
     interpreted: str | None = None
+    native: str | None = None
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

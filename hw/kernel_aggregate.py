@@ -172,4 +172,5 @@ CONTRACT = Contract(  # a thread has a block of 32 of each of 4 experts
     ),
     ran="h200_ops.json",
     interpreted="test_hw_aggregate.py",
+    native="test_hw_native.py",
 )

@@ -89,4 +89,5 @@ CONTRACT = Contract(  # a thread has 64 values, along two axes
     ),
     ran="h200_hw.csv",
     interpreted="test_hw_both.py",
+    native="test_hw_native.py",
 )  # fmt: skip

@@ -145,4 +145,5 @@ CONTRACT = Contract(  # a thread has 16 values
     ),
     ran="h200_ops.json",
     interpreted="test_hw_decode.py",
+    native="test_hw_native.py",
 )

@@ -222,4 +222,5 @@ CONTRACT = Contract(  # a thread has a block of 32
     ),
     ran="h200_ops.json",
     interpreted="test_hw_mx.py",
+    native="test_hw_native.py",
 )  # fmt: skip

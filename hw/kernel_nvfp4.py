@@ -315,4 +315,5 @@ CONTRACT = Contract(  # a thread has two blocks of 16
     ),
     ran="h200_ops.json",
     interpreted="test_hw_nvfp4.py",
+    native="test_hw_native.py",
 )  # fmt: skip

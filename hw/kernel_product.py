@@ -206,4 +206,5 @@ CONTRACT = Contract(
         Case("MXFP8 along axis 1", lambda: samples()["MXFP8 along axis 1"](), _MXFP8, _HOPPER, _IN_MXFP8),
     ),
     interpreted="test_hw_product.py",
+    native="test_hw_product.py",
 )

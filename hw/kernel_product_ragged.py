@@ -130,4 +130,5 @@ CONTRACT = Contract(
         ),
     ),
     interpreted="test_hw_product_ragged.py",
+    native="test_hw_product_ragged.py",
 )  # fmt: skip

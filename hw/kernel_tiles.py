@@ -87,4 +87,5 @@ CONTRACT = Contract(  # a thread has 8 values of a tile
     ),
     ran="h200_ops.json",
     interpreted="test_hw_ops.py",
+    native="test_hw_native.py",
 )

@@ -272,4 +272,5 @@ CONTRACT = Contract(  # in a loop of 16 rows, 2 columns a thread, of codes 4
     ),
     ran="h200_ops.json",
     interpreted="test_hw_tokens.py",
+    native="test_hw_native.py",
 )  # fmt: skip

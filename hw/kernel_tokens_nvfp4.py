@@ -258,4 +258,5 @@ CONTRACT = Contract(  # a thread has two columns of 16 rows
     ),
     ran="h200_ops.json",
     interpreted="test_hw_tokens.py",
+    native="test_hw_native.py",
 )

@@ -16,7 +16,7 @@ import pytest
 import fourbit
 from hw import census, census_judge, census_run, descriptor, machine_code, toolchain
 from hw.aot import Code
-from hw.contracts import PENDING, TO_E2M1, Case, at_least, exactly
+from hw.contracts import TO_E2M1, Case, at_least, exactly
 
 ROOT = Path(fourbit.__file__).resolve().parent
 RECORD = ROOT / "tests/records/census.json"
@@ -72,7 +72,7 @@ def test_states_name_what_there_is(found: census.Census) -> None:
     """Records and tests that a kernel's state cites exist, and a native branch is never said to have run."""
     for kernel in found.kernels:
         assert kernel.ran is None or (ROOT / "tests/records" / kernel.ran).is_file(), kernel
-        assert kernel.interpreted is None or (ROOT / "tests" / kernel.interpreted).is_file(), kernel
+        assert all((ROOT / "tests" / name).is_file() for name in (kernel.interpreted, kernel.native) if name), kernel
     lines = census.states(found)
     assert len(lines) == len(found.kernels)
     assert all(line.endswith("never run") for line in lines if "native" in line)
@@ -86,8 +86,9 @@ def test_the_readme_tells_the_states(found: census.Census) -> None:
         ran, native = line.split("|")[-3:-1]
         assert ran.strip() == ("yes" if kernel.ran else "**never**"), kernel.module
         modes = {row.mode for row in found.rows if row.kernel.split(".")[0] == kernel.module}
-        told = "compiled, never run" if "native" in modes else "not yet" if kernel.module in PENDING else "needs none"
+        told = "compiled, interpreted, **never run**" if "native" in modes else "has none"
         assert native.strip() == told, kernel.module
+        assert (kernel.native is not None) == ("native" in modes), kernel.module
         assert (kernel.interpreted is None) == (kernel.module == "cvt")
 
 
@@ -364,7 +365,7 @@ def test_needs_and_products_are_those_of_the_mode() -> None:
     case = Case("x", lambda: None, (exactly(TO_E2M1, 2),), (at_least("FADD", 10),), mma=("a",), allowed=("F2FP*",))
 
     def faults(mode: str, **changes: object) -> list[str]:
-        return census_judge.faults("kernel_x._x", case, "sm_103a", mode, _code(**changes))
+        return census_judge.faults(case, "sm_103a", mode, _code(**changes))
 
     assert faults("native", products=("a",)) == []
     assert faults("native") == ["multiplies no products, and its contract says a"]
@@ -374,16 +375,7 @@ def test_needs_and_products_are_those_of_the_mode() -> None:
     assert faults("native", products=("a",), opcodes=three) == [f"has 3 of {TO_E2M1}, and its contract says 2"]
 
 
-def test_a_native_branch_that_is_declared_pending_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A contract that asks for nothing until the branch is there must not go on asking for nothing."""
-    monkeypatch.setattr(census_judge, "PENDING", frozenset({"kernel_x"}))
-    case = Case("x", lambda: None, (exactly(TO_E2M1, 2),), allowed=("F2FP*",))
-    assert census_judge.faults("kernel_x._x", case, "sm_103a", "common", _code()) == []
-    told = ["has a parameter NATIVE, and contracts.PENDING says that it has none yet: take it out there"]
-    assert census_judge.faults("kernel_x._x", case, "sm_103a", "native", _code()) == told
-
-
 def test_hoppers_products_are_no_fault_on_a_hopper() -> None:
     code, case = _code(opcodes=Counter({"HGMMA.64x128x16.F32.BF16": 4})), Case("x", lambda: None)
-    assert census_judge.faults("k", case, "sm_90a", "portable", code) == []
-    assert census_judge.faults("k", case, "sm_100a", "common", code)[0].startswith("multiplies by HGMMA.64x128x16.F32")
+    assert census_judge.faults(case, "sm_90a", "portable", code) == []
+    assert census_judge.faults(case, "sm_100a", "common", code)[0].startswith("multiplies by HGMMA.64x128x16.F32")
