@@ -18,7 +18,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,31 +27,11 @@ from torch import Tensor
 
 from numerics import ptx
 
-_TYPE = re.compile(r"([busf])(8|16|32)")
-_IMMEDIATE = re.compile(r"0[fF][0-9a-fA-F]{8}|-?0[xX][0-9a-fA-F]+|-?\d+")
+from .ptx_registers import Program, Register, mask, read, typed, write
+
 _LETTERS = {"r": ("b", 32), "h": ("b", 16), "f": ("f", 32)}
 _DTYPES = {("b", 32): torch.int32, ("b", 16): torch.int16, ("f", 32): torch.float32}
 _TAKEN = {("b", 32): (torch.int32, torch.uint32), ("b", 16): (torch.int16, torch.uint16), ("f", 32): (torch.float32,)}
-THREADS = 1024  # of a block at most: %tid.x is below
-
-
-@dataclass
-class Register:
-    """kind: b, u, s or f. bits: int64, None until it is written. role: "own", "in" or "out", "early" for "=&"."""
-
-    kind: str
-    width: int
-    role: str = "own"
-    bits: Tensor | None = None
-
-
-@dataclass
-class _Program:
-    """What has been executed: registers by name in the scopes that are open, and the outputs written so far."""
-
-    shape: torch.Size
-    scopes: list[dict[str, Register]]
-    written: list[str] = field(default_factory=list)
 
 
 def run(text: str, constraints: str, operands: Sequence[Tensor]) -> list[Tensor]:
@@ -65,7 +44,7 @@ def run(text: str, constraints: str, operands: Sequence[Tensor]) -> list[Tensor]
     Returns: int32, int16 or float32 tensors of that shape.
     Raises: ValueError: see the module's docstring; operands that do not go with the constraints.
     """
-    program = _Program(operands[0].shape, [_placeholders(constraints, operands)])
+    program = Program(operands[0].shape, [_placeholders(constraints, operands)])
     for statement in _statements(text):
         if statement == "{":
             program.scopes.append({})
@@ -97,7 +76,7 @@ def _placeholders(constraints: str, operands: Sequence[Tensor]) -> dict[str, Reg
                 given = "absent" if x is None else f"{x.dtype} {tuple(x.shape)}"
                 raise ValueError(f"${i} is {given}: constraint {match[2]!r} and the first operand ask for another")
             bits = x.contiguous().view(torch.int32 if register.width == 32 else torch.int16)
-            register.bits = bits.to(torch.int64) & _mask(register.width)
+            register.bits = bits.to(torch.int64) & mask(register.width)
         elif any(r.role == "in" for r in found.values()):
             raise ValueError(f"constraints={constraints!r}: outputs come first")
         found[f"${i}"] = register
@@ -121,7 +100,7 @@ def _statements(text: str) -> Iterator[str]:
             text = text[end + 1 :]
 
 
-def _execute(program: _Program, statement: str) -> None:
+def _execute(program: Program, statement: str) -> None:
     operation, _, rest = statement.partition(" ")
     operands = re.findall(r"\{[^}]*\}|[^,{}\s]+", rest)
     if operation.startswith(".reg"):
@@ -137,8 +116,8 @@ def _execute(program: _Program, statement: str) -> None:
         raise ValueError("this interpreter does not know the instruction")
 
 
-def _declare(program: _Program, operands: list[str]) -> None:
-    kind, width = _typed(operands[0].lstrip("."))
+def _declare(program: Program, operands: list[str]) -> None:
+    kind, width = typed(operands[0].lstrip("."))
     for name in operands[1:]:
         many = re.fullmatch(r"([A-Za-z_%]\w*)<(\d+)>", name)
         for one in [f"{many[1]}{i}" for i in range(int(many[2]))] if many else [name]:
@@ -147,76 +126,23 @@ def _declare(program: _Program, operands: list[str]) -> None:
             program.scopes[-1][one] = Register(kind, width)
 
 
-def _typed(name: str) -> tuple[str, int]:
-    match = _TYPE.fullmatch(name)
-    if match is None:
-        raise ValueError(f".{name} is a type that this interpreter does not know")
-    return match[1], int(match[2])
-
-
-def _found(program: _Program, name: str, kind: str, width: int) -> Register:
-    register = next((scope[name] for scope in reversed(program.scopes) if name in scope), None)
-    if register is None:
-        raise ValueError(f"{name} is not declared")
-    kinds = {register.kind, kind}
-    if register.width != width or (register.kind != kind and "b" not in kinds and "f" in kinds):
-        raise ValueError(f"{name} is .{register.kind}{register.width} where .{kind}{width} is asked for")
-    return register
-
-
-def _read(program: _Program, name: str, kind: str, width: int) -> Tensor:
-    """Bits, int64: of a register, an immediate or %tid.x."""
-    if name == "%tid.x" and width == 32:
-        return (torch.arange(program.shape.numel()) % THREADS).view(program.shape)
-    if _IMMEDIATE.fullmatch(name):
-        return torch.full(program.shape, _number(name, width))
-    register = _found(program, name, kind, width)
-    if register.bits is None:
-        raise ValueError(f"{name} is read before it is written")
-    if register.role == "in" and program.written:
-        raise ValueError(
-            f"{name} is read after {program.written[0]} is written, which may be the same register: write outputs last"
-        )
-    return register.bits
-
-
-def _number(text: str, width: int) -> int:
-    value = int(text[2:], 16) if text[:2].lower() == "0f" else int(text, 0)
-    if not -(1 << (width - 1)) <= value <= _mask(width):
-        raise ValueError(f"{text} has more than {width} bits")
-    return value & _mask(width)
-
-
-def _write(program: _Program, name: str, kind: str, width: int, bits: Tensor) -> None:
-    register = _found(program, name, kind, width)
-    if register.role == "in":
-        raise ValueError(f"{name} is an input: it cannot be written")
-    if register.role == "out":
-        program.written.append(name)
-    register.bits = bits.to(torch.int64) & _mask(width)
-
-
-def _mask(width: int) -> int:
-    return (1 << width) - 1
-
-
-def _move(program: _Program, operation: str, operands: list[str]) -> None:
-    kind, width = _typed(operation[4:])
+def _move(program: Program, operation: str, operands: list[str]) -> None:
+    kind, width = typed(operation[4:])
     target, source = _counted(operands, 2)
     if source.startswith("{"):
         names = _listed(source)
         each = width // len(names)
-        parts = [_read(program, name, "b", each) << (each * i) for i, name in enumerate(names)]
+        parts = [read(program, name, "b", each) << (each * i) for i, name in enumerate(names)]
         bits = torch.stack(parts).sum(0)
     else:
-        bits = _read(program, source, kind, width)
+        bits = read(program, source, kind, width)
     if target.startswith("{"):
         names = _listed(target)
         each = width // len(names)
         for i, name in enumerate(names):
-            _write(program, name, "b", each, bits >> (each * i))
+            write(program, name, "b", each, bits >> (each * i))
     else:
-        _write(program, target, kind, width, bits)
+        write(program, target, kind, width, bits)
 
 
 def _listed(braces: str) -> list[str]:
@@ -229,24 +155,24 @@ def _counted(operands: list[str], count: int) -> list[str]:
     return operands
 
 
-def _plain(program: _Program, operation: str, operands: list[str]) -> None:
+def _plain(program: Program, operation: str, operands: list[str]) -> None:
     """cvt between integers, and from float16 to float32."""
     match = re.fullmatch(r"cvt\.(\w+)\.(\w+)", operation)
     if match is None:
         raise ValueError("this interpreter does not know the instruction")
-    (kind, width), (kind_of, width_of) = _typed(match[1]), _typed(match[2])
+    (kind, width), (kind_of, width_of) = typed(match[1]), typed(match[2])
     target, source = _counted(operands, 2)
-    bits = _read(program, source, kind_of, width_of)
+    bits = read(program, source, kind_of, width_of)
     if (kind, width, kind_of, width_of) == ("f", 32, "f", 16):
         bits = bits.to(torch.int16).view(torch.float16).to(torch.float32).view(torch.int32)
     elif "f" in (kind, kind_of) or "b" in (kind, kind_of):
         raise ValueError("this interpreter does not know the instruction")
     elif kind_of == "s":
         bits = bits - ((bits >> (width_of - 1)) << width_of)
-    _write(program, target, kind, width, bits)
+    write(program, target, kind, width, bits)
 
 
-def _narrow(program: _Program, operation: str, operands: list[str]) -> None:
+def _narrow(program: Program, operation: str, operands: list[str]) -> None:
     """An instruction of `numerics.ptx`: its operands are in the order of the text."""
     parts = operation.split(".")
     target, *sources = operands
@@ -260,12 +186,12 @@ def _narrow(program: _Program, operation: str, operands: list[str]) -> None:
     values: list[Tensor] = []
     for i, name in enumerate(sources):
         if i >= packed:
-            values.append(_read(program, name, "b", 16 if scaled else 32))
+            values.append(read(program, name, "b", 16 if scaled else 32))
         elif parts[-1] == "f32":
-            values.append(_read(program, name, "f", 32).to(torch.int32).view(torch.float32))
+            values.append(read(program, name, "f", 32).to(torch.int32).view(torch.float32))
         else:
-            values.append(_read(program, name, "b", _width(parts[-1])))
-    _write(program, target, "b", _width(parts[-2]), ptx.instructions()[operation](*values).to(torch.int64))
+            values.append(read(program, name, "b", _width(parts[-1])))
+    write(program, target, "b", _width(parts[-2]), ptx.instructions()[operation](*values).to(torch.int64))
 
 
 def _width(packed: str) -> int:
@@ -275,18 +201,18 @@ def _width(packed: str) -> int:
     return each * int(count)
 
 
-def _logic(program: _Program, operation: str, operands: list[str]) -> None:
+def _logic(program: Program, operation: str, operands: list[str]) -> None:
     name, kind_width = operation.split(".")
-    kind, width = _typed(kind_width)
+    kind, width = typed(kind_width)
     target, first, second = _counted(operands, 3)
-    a = _read(program, first, kind, width)
+    a = read(program, first, kind, width)
     if name in ("shl", "shr"):
-        by = _read(program, second, "u", 32)
+        by = read(program, second, "u", 32)
         bits = torch.where(by < width, a << by.clamp(max=31) if name == "shl" else a >> by.clamp(max=31), 0)
     else:
-        b = _read(program, second, kind, width)
+        b = read(program, second, kind, width)
         bits = {"and": a & b, "or": a | b, "xor": a ^ b}[name]
-    _write(program, target, kind, width, bits)
+    write(program, target, kind, width, bits)
 
 
 def _result(name: str, register: Register) -> Tensor:
