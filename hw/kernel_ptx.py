@@ -64,12 +64,13 @@ E4M3_THERE_AND_BACK = tl.constexpr("""{
     cvt.f32.f16 $1, value;
 }""")
 # Four numbers to a word of bytes, divided by the scales in the low half of a word. ptxas 13.1 to 13.5 fail (C7907)
-# where all threads of a warp surely have one scale: a zero that depends on the thread says that they may not.
+# where all threads of a warp surely have one scale: a zero that depends on the thread says that they may not. It is the
+# upper half of a square below 2^32; of a shift ptxas knows that it is zero, once it knows the size of a block.
 S2F6_FOUR = tl.constexpr("""{
     .reg .b16 low, high, scale;
     .reg .b32 own;
     mov.u32 own, %tid.x;
-    shr.u32 own, own, 16;
+    mul.hi.u32 own, own, own;
     or.b32 own, own, $5;
     cvt.u16.u32 scale, own;
     cvt.rn.satfinite.scaled::n2::ue8m0.s2f6x2.f32 low, $2, $1, scale;

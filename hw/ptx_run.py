@@ -112,6 +112,10 @@ def _execute(program: Program, statement: str) -> None:
         (_narrow if operation in ptx.instructions() else _plain)(program, operation, operands)
     elif re.fullmatch(r"(and|or|xor)\.b(16|32)|sh[lr]\.[bu](16|32)", operation):
         _logic(program, operation, operands)
+    elif operation == "mul.hi.u32":
+        target, first, second = _counted(operands, 3)
+        a, b = (read(program, name, "u", 32) for name in (first, second))
+        write(program, target, "u", 32, _upper_half(a, b))
     else:
         raise ValueError("this interpreter does not know the instruction")
 
@@ -213,6 +217,12 @@ def _logic(program: Program, operation: str, operands: list[str]) -> None:
         b = read(program, second, kind, width)
         bits = {"and": a & b, "or": a | b, "xor": a ^ b}[name]
     write(program, target, kind, width, bits)
+
+
+def _upper_half(a: Tensor, b: Tensor) -> Tensor:
+    """Bits 32 to 63 of the product of two numbers below 2^32, which int64 does not hold."""
+    low, high = a & 0xFFFF, a >> 16
+    return (high * b + (low * b >> 16)) >> 16
 
 
 def _result(name: str, register: Register) -> Tensor:

@@ -191,7 +191,9 @@ def kernel(text: str, constraints: str, arch: str, last: str) -> str:
     body += re.sub(r"\$(\d+)", r"x\1", text) + "\n"
     for i in range(outputs):
         body += f"    st.global.{LETTERS[kinds[i][-1]][1:]} [at+{512 * i}], x{i};\n" if last == "all" else last
-    head = f".version 9.1\n.target {arch}\n.address_size 64\n.visible .entry k(.param .u64 to, .param .b32 word) {{\n"
+    # as Triton says the size of a block, from which ptxas knows what %tid.x may be
+    head = f".version 9.1\n.target {arch}\n.address_size 64\n.visible .entry k(.param .u64 to, .param .b32 word)\n"
+    head += ".reqntid 128\n{\n"
     start = (
         "    .reg .b64 at, by;\n    .reg .b32 thread;\n    .reg .b16 half;\n    ld.param.u64 at, [to];\n"
         "    cvta.to.global.u64 at, at;\n    mov.u32 thread, %tid.x;\n    mul.wide.u32 by, thread, 4;\n"
@@ -247,6 +249,7 @@ Y = torch.tensor([1.5, -0.0, torch.inf, 1e-45])
         ("or.b32 $0, $1, 0x80000000;", "=r,r", (A,), A | torch.tensor(-(2**31), dtype=torch.int32)),
         ("xor.b32 $0, $1, -1;", "=r,r", (A,), ~A),
         ("shl.b32 $0, $1, $2;", "=r,r,r", (A, B), torch.tensor([1, 0, 0, -8], dtype=torch.int32)),
+        ("mul.hi.u32 $0, $1, $2;", "=r,r,r", (A, ~B), torch.tensor([0, -34, 0x12345675, 0x7FFFFFFD]).to(torch.int32)),
         ("shr.u32 $0, $1, $2;", "=r,r,r", (A, B), torch.tensor([1, 1, 0, 0x0FFFFFFF], dtype=torch.int32)),
         ("{ .reg .s8 c; cvt.s8.s32 c, $1; cvt.s32.s8 $0, c; }", "=r,r", (A,), (A << 24) >> 24),
         ("{ .reg .u8 c; cvt.u8.u32 c, $1; cvt.u32.u8 $0, c; }", "=r,r", (A,), A & 0xFF),
