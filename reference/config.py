@@ -171,7 +171,7 @@ def check(config: TrainConfig) -> None:
             value = getattr(config, name)
             raise ValueError(f"{name} {str(value) if isinstance(value, Path) else value!r} cannot be used; {remedy}")
     for name, value in dataclasses.asdict(c.model).items():
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"model.{name} {value} cannot be used; use a finite number")
     _check_monitor(c)
     _check_idle(c)

@@ -1,8 +1,9 @@
-"""The dense parts in BF16: a linear layer with FP32 sums, RMSNorm, rotary attention.
+"""The dense parts in BF16: a linear layer with FP32 sums, RMSNorm, SwiGLU, a short convolution.
 
 BF16 on a CPU is a rounding, not a compute type (torch's BF16 product is ten times slower there than FP32): products
-run in FP32 on BF16-representable values and are rounded once. Activations and their gradients are bfloat16 tensors,
-parameters FP32 masters, weight gradients FP32. Bits are promised only on one device at equal shapes and threads.
+run in FP32 on BF16-representable values and are rounded once. A GPU's BF16 product, with sums in FP32, is just that.
+Activations and their gradients are bfloat16 tensors, parameters FP32 masters, weight gradients FP32. Bits are promised
+only on one device at equal shapes and threads.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from numerics.cache import cached
 from numerics.swiglu import swiglu, swiglu_backward
 
 
@@ -24,12 +24,18 @@ class _Bf16Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
         w = w.to(torch.bfloat16)
         ctx.save_for_backward(x, w)
+        if x.is_cuda:
+            return x @ w.T
         return (x.to(torch.float32) @ w.to(torch.float32).T).to(torch.bfloat16)  # [T, K] @ [K, N] -> [T, N]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        x, w = (t.to(torch.float32) for t in ctx.saved_tensors)
-        g = grads[0].to(torch.float32)
+        x, w = ctx.saved_tensors
+        (g,) = grads
+        if g.is_cuda:
+            rows, columns = g.flatten(0, -2), x.flatten(0, -2)
+            return g @ w, torch.mm(rows.T, columns, out_dtype=torch.float32)
+        x, w, g = (t.to(torch.float32) for t in (x, w, g))
         dx = (g @ w).to(torch.bfloat16)  # [T, N] @ [N, K] -> [T, K]
         return dx, g.flatten(0, -2).T @ x.flatten(0, -2)  # [N, T] @ [T, K] -> [N, K]
 
@@ -75,33 +81,19 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.to(torch.float32), self.gain.shape, self.gain, eps=1e-6).to(torch.bfloat16)
 
 
-@cached(maxsize=8)
-def _angles(positions: int, half: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(cos, sin) of position * 10000^(-i / half), FP32 (S, half)."""
-    frequency = 10000.0 ** -(torch.arange(half, device=device, dtype=torch.float32) / half)
-    angle_SC = torch.arange(positions, device=device)[:, None] * frequency
-    return angle_SC.cos(), angle_SC.sin()
+class ShortConvolution(nn.Module):
+    """y_t = x_t + sum_j taps_j x_(t - j), channel by channel, in FP32, rounded once to BF16. taps (D, J) FP32, zeros at
+    first; what lies before a sequence is zero."""
 
-
-def rotate(x_BHSC: Tensor) -> Tensor:
-    """Rotary position embedding (arXiv 2104.09864) of (B, H, S, C) in FP32: pairs (i, i + C/2), base 10,000."""
-    half = x_BHSC.shape[-1] // 2
-    cos, sin = _angles(x_BHSC.shape[-2], half, x_BHSC.device)
-    a, b = x_BHSC[..., :half], x_BHSC[..., half:]
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
-
-
-class Attention(nn.Module):
-    """Causal multi-head attention with rotary positions: FP32 inside on BF16 inputs, D = heads x C."""
-
-    def __init__(self, dim: int, heads: int) -> None:
+    def __init__(self, dim: int, taps: int) -> None:
         super().__init__()
-        self.heads = heads
-        self.qkv = Linear(dim, 3 * dim)
-        self.out = Linear(dim, dim)
+        self.taps = nn.Parameter(torch.zeros(dim, taps))
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """(B, S, D) BF16 -> (B, S, D) BF16."""
-        q, k, v = self.qkv(x_BSD).to(torch.float32).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        y_BHSC = F.scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=True)
-        return self.out(y_BHSC.transpose(1, 2).flatten(-2).to(torch.bfloat16))
+        positions, taps = x_BSD.shape[1], self.taps.shape[1]
+        padded = F.pad(x_BSD.to(torch.float32), (0, 0, taps - 1, 0))
+        y = x_BSD.to(torch.float32)
+        for j in range(taps):
+            y = y + padded[:, taps - 1 - j : taps - 1 - j + positions] * self.taps[:, j]
+        return y.to(torch.bfloat16)

@@ -25,6 +25,7 @@ from .model import Losses
 from .monitor import Observer, Part, due, observing
 from .optimizer import learning_rate
 from .oscillation import Oscillation
+from .router import rebalance
 from .saved import counting, recording
 from .schedule import Schedule
 
@@ -118,6 +119,7 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         reset = self.oscillation.around(step, self.optimizer.step)
+        rebalance(self.model)
         return {
             "step": step,
             "loss": loss,

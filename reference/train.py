@@ -47,6 +47,7 @@ from .presets import preset
 from .recipe import Recipe
 from .run import Run
 from .schedule import Schedule, schedule
+from .sizes import stated
 
 __all__ = ["Result", "TrainConfig", "TrainingStopped", "check", "main", "require_resumable", "train"]
 
@@ -208,6 +209,7 @@ def _identity(config: TrainConfig, ops: ModuleType, reference: dict[int, float] 
     fields = {name: value for name, value in dataclasses.asdict(config).items() if name not in _NOT_IDENTITY}
     unset = [name for name in (*THRESHOLDS, "layer_presets", "products") if not fields[name]]
     found = {"ops": ops.__name__} | {name: value for name, value in fields.items() if name not in unset}
+    found["model"] = stated(config.model)
     if config.thresholds:
         found |= {"monitor_every": config.monitor_every, "raise_to": config.raise_to}
     if config.raise_loss is not None:

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 import numerics as nm
 import numerics.ops as ops
 from numerics.swiglu import silu
-from reference.dense import Attention, Linear, RMSNorm, rotate, swiglu_mlp
+from reference.attention import Attention, rotate
+from reference.dense import Linear, RMSNorm, swiglu_mlp
 from reference.expert import Draw, ExpertMLP, Setting
 from reference.model import ModelConfig, Transformer
 from reference.moe import MoE

@@ -1,0 +1,72 @@
+"""Causal self-attention in BF16: rotary positions or none, fewer heads of keys, a sliding window.
+
+    q, k, v = x W_qkv;  y_t = sum_s softmax_s(q_t k_s / sqrt(C)) v_s over s <= t, and t - s < window;  out = y W_out
+
+On a CPU the scores and sums are FP32 on BF16 inputs; on a GPU the library's kernel takes BF16 q, k, v, rotated in FP32
+and rounded once. Shapes: B sequences, S positions, D width, H heads, G of keys and values, C = D / H.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from numerics.cache import cached
+
+from .dense import Linear
+
+
+@cached(maxsize=8)
+def _angles(positions: int, half: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(cos, sin) of position * 10000^(-i / half), FP32 (S, half)."""
+    frequency = 10000.0 ** -(torch.arange(half, device=device, dtype=torch.float32) / half)
+    angle_SC = torch.arange(positions, device=device)[:, None] * frequency
+    return angle_SC.cos(), angle_SC.sin()
+
+
+def rotate(x_BHSC: Tensor) -> Tensor:
+    """Rotary position embedding (arXiv 2104.09864) of (B, H, S, C) in FP32: pairs (i, i + C/2), base 10,000."""
+    half = x_BHSC.shape[-1] // 2
+    cos, sin = _angles(x_BHSC.shape[-2], half, x_BHSC.device)
+    a, b = x_BHSC[..., :half], x_BHSC[..., half:]
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+
+
+@cached(maxsize=8)
+def _visible(positions: int, window: int, device: torch.device) -> Tensor:
+    """bool (S, S): whether position t (rows) attends to s."""
+    t = torch.arange(positions, device=device)
+    distance = t[:, None] - t[None, :]
+    return (distance >= 0) & (distance < window)
+
+
+class Attention(nn.Module):
+    """Args: dim, heads: D, H. kv_heads: G, dividing H; H if None. window: see the module; None: no bound. rotary:
+    whether positions turn queries and keys."""
+
+    def __init__(
+        self, dim: int, heads: int, kv_heads: int | None = None, window: int | None = None, rotary: bool = True
+    ) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.window, self.rotary = heads, kv_heads or heads, window, rotary
+        self.qkv = Linear(dim, dim // heads * (heads + 2 * self.kv_heads))
+        self.out = Linear(dim, dim)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        """(B, S, D) BF16 -> (B, S, D) BF16."""
+        heads, groups = self.heads, self.kv_heads
+        split = self.qkv(x_BSD).to(torch.float32).unflatten(-1, (heads + 2 * groups, -1)).transpose(1, 2)
+        q, k, v = split.split((heads, groups, groups), dim=1)  # (B, H or G, S, C)
+        if self.rotary:
+            q, k = rotate(q), rotate(k)
+        if x_BSD.is_cuda:
+            q, k, v = (t.to(torch.bfloat16) for t in (q, k, v))
+        if groups != heads:
+            k, v = (t.repeat_interleave(heads // groups, dim=1) for t in (k, v))
+        if self.window is None or self.window >= x_BSD.shape[1]:
+            y_BHSC = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            mask = _visible(x_BSD.shape[1], self.window, x_BSD.device)
+            y_BHSC = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.out(y_BHSC.transpose(1, 2).flatten(-2).to(torch.bfloat16))
