@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from numerics.cache import cached
 
 from .dense import Linear
+from .fused import fused
 
 
 @cached(maxsize=8)
@@ -31,6 +32,17 @@ def rotate(x_BHSC: Tensor) -> Tensor:
     cos, sin = _angles(x_BHSC.shape[-2], half, x_BHSC.device)
     a, b = x_BHSC[..., :half], x_BHSC[..., half:]
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+
+
+@fused
+def _heads(split_BSNC: Tensor, heads: int, groups: int, rotary: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """q (B, H, S, C), k and v (B, G, S, C) of N = H + 2 G, rotated in FP32; BF16 on a GPU, else FP32."""
+    q, k, v = split_BSNC.to(torch.float32).transpose(1, 2).split((heads, groups, groups), dim=1)
+    if rotary:
+        q, k = rotate(q), rotate(k)
+    if not split_BSNC.is_cuda:
+        return q, k, v
+    return q.to(torch.bfloat16), k.to(torch.bfloat16), v.to(torch.bfloat16)
 
 
 @cached(maxsize=8)
@@ -55,15 +67,10 @@ class Attention(nn.Module):
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """(B, S, D) BF16 -> (B, S, D) BF16."""
-        heads, groups = self.heads, self.kv_heads
-        split = self.qkv(x_BSD).to(torch.float32).unflatten(-1, (heads + 2 * groups, -1)).transpose(1, 2)
-        q, k, v = split.split((heads, groups, groups), dim=1)  # (B, H or G, S, C)
-        if self.rotary:
-            q, k = rotate(q), rotate(k)
-        if x_BSD.is_cuda:
-            q, k, v = (t.to(torch.bfloat16) for t in (q, k, v))
-        if groups != heads:
-            k, v = (t.repeat_interleave(heads // groups, dim=1) for t in (k, v))
+        split = self.qkv(x_BSD).unflatten(-1, (self.heads + 2 * self.kv_heads, -1))
+        q, k, v = _heads(split, self.heads, self.kv_heads, self.rotary)
+        if self.kv_heads != self.heads:
+            k, v = (t.repeat_interleave(self.heads // self.kv_heads, dim=1) for t in (k, v))
         if self.window is None or self.window >= x_BSD.shape[1]:
             y_BHSC = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from numerics.swiglu import swiglu, swiglu_backward
 
+from .fused import fused
+
 
 class _Bf16Linear(torch.autograd.Function):
     """y = bf16(x bf16(w)^T); dx = bf16(g bf16(w)); dw = g^T x in FP32. x (..., K) BF16, w (N, K) FP32."""
@@ -51,23 +53,44 @@ class Linear(nn.Module):
         return _Bf16Linear.apply(x, self.weight)
 
 
+@fused
+def _swiglu(gate_up: Tensor) -> Tensor:
+    return swiglu(*gate_up.chunk(2, dim=-1))
+
+
+@fused
+def _swiglu_backward(dh: Tensor, gate_up: Tensor) -> Tensor:
+    return torch.cat(swiglu_backward(dh.to(torch.float32), *gate_up.chunk(2, dim=-1)), dim=-1)
+
+
 class _SwiGLU(torch.autograd.Function):
     """`numerics.swiglu` on one tensor that holds gate and up side by side."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         ctx.save_for_backward(gate_up)
-        return swiglu(*gate_up.chunk(2, dim=-1))
+        return _swiglu(gate_up)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
-        return torch.cat(swiglu_backward(grads[0].to(torch.float32), *gate_up.chunk(2, dim=-1)), dim=-1)
+        return _swiglu_backward(grads[0], gate_up)
 
 
 def swiglu_mlp(x: Tensor, w_in: Linear, w_out: Linear) -> Tensor:
     """w_out(swiglu(w_in(x))), BF16."""
     return w_out(_SwiGLU.apply(w_in(x)))
+
+
+@fused
+def _norm(x: Tensor, gain: Tensor) -> Tensor:
+    return F.rms_norm(x.to(torch.float32), gain.shape, gain, eps=1e-6).to(torch.bfloat16)
+
+
+@fused
+def _add_norm(x: Tensor, y: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
+    total = x + y
+    return total, F.rms_norm(total, gain.shape, gain, eps=1e-6).to(torch.bfloat16)
 
 
 class RMSNorm(nn.Module):
@@ -78,7 +101,11 @@ class RMSNorm(nn.Module):
         self.gain = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.to(torch.float32), self.gain.shape, self.gain, eps=1e-6).to(torch.bfloat16)
+        return _norm(x, self.gain)
+
+    def after(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """x + y, FP32, and its norm."""
+        return _add_norm(x, y, self.gain)
 
 
 class ShortConvolution(nn.Module):

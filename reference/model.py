@@ -55,8 +55,8 @@ class _Layer(nn.Module):
         self.moe = DenseMLP(c.dim, c.dense_width) if dense else MoE(*sizes, speed, c.convolution)
 
     def forward(self, x_BSD: Tensor, setting: Setting) -> tuple[Tensor, Tensor]:
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD))
-        y_BSD, balance = self.moe(self.moe_norm(x_BSD), setting)
+        x_BSD, normed_BSD = self.moe_norm.after(x_BSD, self.attention(self.attention_norm(x_BSD)))
+        y_BSD, balance = self.moe(normed_BSD, setting)
         return x_BSD + y_BSD, balance
 
 

@@ -67,7 +67,7 @@ class MoE(nn.Module):
         out_TD = ExpertMLP.apply(x_TD, choice.weights, self.w13, self.w2, routing, setting)
         if self.has_shared:
             out_TD = out_TD + self._shared(x_TD, setting)
-        return out_TD, x_TD.new_zeros((), dtype=torch.float32) if self.balancer else balance(choice, routing.groups)
+        return out_TD, x_TD.new_zeros((), dtype=torch.float32) if self.balancer else balance(choice)
 
     def _shared(self, x_TD: Tensor, setting: Setting) -> Tensor:
         """The shared expert: BF16, or under the recipe as one expert that every token visits with weight 1."""

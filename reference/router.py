@@ -15,9 +15,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+
+class _Logits(torch.autograd.Function):
+    """x bf16(w)^T in FP32; dx = bf16(g bf16(w)), dw = g^T x in FP32. x (T, D) BF16, w (E, D) FP32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w.to(torch.bfloat16))
+        if x.is_cuda:
+            return torch.mm(x, w.to(torch.bfloat16).T, out_dtype=torch.float32)
+        return x.to(torch.float32) @ w.to(torch.bfloat16).to(torch.float32).T  # [T, D] @ [D, E] -> [T, E]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = (t.to(torch.float32) for t in ctx.saved_tensors)
+        dx = (grads[0] @ w).to(torch.bfloat16)  # [T, E] @ [E, D] -> [T, D]
+        return dx, grads[0].T @ x  # [E, T] @ [T, D] -> [E, D]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +94,7 @@ def rebalance(model: nn.Module) -> None:
 
 def choose(x_TD: Tensor, router: Tensor, top_k: int, bias: Bias | None) -> Choice:
     """The experts of each token. x_TD: BF16; router: float32 masters (E, D); bias: None for softmax."""
-    # the rounded weights, exactly, with the gradient of the masters
-    router_ED = router + (router.to(torch.bfloat16).to(torch.float32) - router).detach()
-    logits_TE = x_TD.to(torch.float32) @ router_ED.T
+    logits_TE = _Logits.apply(x_TD, router)
     scores_TE = logits_TE.softmax(-1) if bias is None else logits_TE.sigmoid()
     ranked = scores_TE if bias is None else scores_TE.detach() + bias.bias
     # the K experts in ascending order: sums over experts then have one order
@@ -89,7 +105,8 @@ def choose(x_TD: Tensor, router: Tensor, top_k: int, bias: Bias | None) -> Choic
     return Choice(chosen_TK, weights_TK / weights_TK.sum(-1, keepdim=True), scores_TE)
 
 
-def balance(choice: Choice, groups: tuple[int, ...]) -> Tensor:
-    """The softmax router's loss, FP32 scalar. groups: row offsets of the experts."""
-    share_E = torch.tensor(groups, device=choice.scores.device).diff() / groups[-1]
-    return (len(groups) - 1) * (share_E * choice.scores.mean(0)).sum()
+def balance(choice: Choice) -> Tensor:
+    """The softmax router's loss, FP32 scalar."""
+    experts = choice.scores.shape[1]
+    share_E = torch.bincount(choice.experts.flatten(), minlength=experts) / choice.experts.numel()
+    return experts * (share_E * choice.scores.mean(0)).sum()
