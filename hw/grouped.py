@@ -90,19 +90,20 @@ def _full_sums() -> Iterator[None]:
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """a @ b into a float32 matrix."""
+    """a @ b into a matrix."""
     if a.shape[1] == 0:
         out.zero_()
     elif out.numel():
-        if a.dtype == torch.bfloat16:
+        if a.dtype == torch.bfloat16 and out.dtype == torch.float32:
             torch.mm(a, b, out_dtype=torch.float32, out=out)
         else:
             torch.mm(a, b, out=out)
 
 
-def rows_by_experts(a: Tensor, b: Tensor, groups: tuple[int, ...]) -> Tensor:
-    """float32 (R, N): rows (R, K) of each group times their expert's b (E, N, K), transposed; b may be a view."""
-    out = torch.empty(len(a), b.shape[1], dtype=torch.float32, device=a.device)
+def rows_by_experts(a: Tensor, b: Tensor, groups: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """(R, N): rows (R, K) of each group times their expert's b (E, N, K), transposed; b may be a view. dtype: float32,
+    or bfloat16 of BF16 operands on a GPU, whose FP32 sums are then rounded once."""
+    out = torch.empty(len(a), b.shape[1], dtype=dtype, device=a.device)
     with _full_sums():
         for e, (i, j) in enumerate(pairwise(groups)):
             _product(a[i:j], b[e].T, out[i:j])

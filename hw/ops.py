@@ -34,6 +34,7 @@ from .indices import require_index
 from .kernel_aggregate import aggregate as sum_rows
 from .kernel_glu_backward import glu_backward as gradient_of_glu
 from .kernel_router import router_gradient as gradient_of_weights
+from .kernel_rows import rows as rows_in_bf16
 from .packed import packed_bytes
 from .sources import Source
 
@@ -82,8 +83,9 @@ def _words(fmt: Any, rounding: Any, random: Random | None) -> Random | None:
     return random
 
 
-def _sums(x: Operand, w: Operand, groups: Any, accumulator: str) -> tuple[Tensor, Tensor | None]:
-    """Product of rows and their experts' matrices, float32, and factors of its rows that are still to be applied."""
+def _sums(x: Operand, w: Operand, groups: Any, accumulator: str, rounded: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Product of rows and their experts' matrices, and factors of its rows that are still to be applied; float32, or
+    where the caller will round it to BF16 and no factor comes before, `rounded` by the library already."""
     if accumulator != "library":
         return matmul(x, w, accumulator, groups=groups), None
     offsets = check_groups(groups, x.shape[0])
@@ -97,7 +99,9 @@ def _sums(x: Operand, w: Operand, groups: Any, accumulator: str) -> tuple[Tensor
         if isinstance(q, BlockTensor) and q.axis != len(q.shape) - 1:
             raise ValueError(f"{name} have their blocks along axis {q.axis}: the contraction is the last one")
     first, second = pair(x, w)
-    return rows_by_experts(first, second, offsets), row_factors(x, w, offsets)
+    factors = row_factors(x, w, offsets)
+    rounds = rounded and factors is None and first.dtype == torch.bfloat16
+    return rows_by_experts(first, second, offsets, torch.bfloat16 if rounds else torch.float32), factors
 
 
 def gate_up_glu(
@@ -107,11 +111,12 @@ def gate_up_glu(
     require_experts(groups, x=x, w13=w13)
     if w13.shape[1] % 2:
         raise ValueError(f"w13 has shape {tuple(w13.shape)}: axis 1 stacks gate above up and must be even")
-    sums, factors = _sums(x, w13, groups, accumulator)
-    gate_up = torch.empty_like(sums, dtype=torch.bfloat16)
-    source = Source(sums, None, factors, True, gate_up)
+    sums, factors = _sums(x, w13, groups, accumulator, rounded=True)
+    done = sums.dtype == torch.bfloat16
+    gate_up = sums if done else torch.empty_like(sums, dtype=torch.bfloat16)
+    source = Source(sums, None, factors, True, None if done else gate_up)
     if hidden.fmt is None:
-        return source.tensor(), gate_up
+        return rows_in_bf16(source), gate_up
     require_known(hidden.fmt)
     _words(hidden.fmt, hidden.rounding, None)
     return along_features(source, hidden, (len(sums),), values=sums.is_cuda), gate_up
@@ -121,12 +126,12 @@ def down_to_wire(h: Operand, w2: Operand, groups: Any, wire: Wire, accumulator: 
     """See `numerics.ops.down_to_wire`."""
     require_experts(groups, h=h, w2=w2)
     require_kind(wire, Wire, "wire", "pass a Wire")
-    sums, factors = _sums(h, w2, groups, accumulator)
+    sums, factors = _sums(h, w2, groups, accumulator, rounded=wire.fmt is None)
     source = Source(sums, None, factors)
     if wire.fmt is None:
         if wire.signs is not None:
             raise refuse("a Hadamard transform of BF16 rows")
-        return source.tensor().to(torch.bfloat16)
+        return sums if sums.dtype == torch.bfloat16 else rows_in_bf16(source)
     return along_features(source, Cast(wire.fmt), (len(sums),), signs=wire.signs)
 
 
@@ -182,7 +187,7 @@ def grad_to_wire(g: Tensor, tokens: Tensor, row_weights: Tensor, cast: Cast, ran
     require_kind(cast, Cast, "cast", "pass a Cast")
     source = Source(plain(g), tokens.contiguous(), row_weights.to(torch.float32).flatten().contiguous())
     if cast.fmt is None:
-        return source.tensor().to(torch.bfloat16)
+        return rows_in_bf16(source)
     return along_features(source, cast, (len(tokens),), _words(cast.fmt, cast.rounding, random))
 
 
