@@ -175,7 +175,7 @@ def router_gradient(g: Tensor, decoded: Tensor, slots: Tensor, wire: Wire) -> Te
     require_index(slots, "slots", 2, len(decoded))
     if g.shape != (len(slots), decoded.shape[1]):
         raise ValueError(f"g has shape {tuple(g.shape)}: pass one row per token, {(len(slots), decoded.shape[1])}")
-    return gradient_of_weights(plain(g), decoded.to(torch.float32), slots, wire.signs)
+    return gradient_of_weights(plain(g), plain(decoded), slots, wire.signs)
 
 
 def grad_to_wire(g: Tensor, tokens: Tensor, row_weights: Tensor, cast: Cast, random: Random | None = None) -> Operand:

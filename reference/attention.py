@@ -26,20 +26,22 @@ def _angles(positions: int, half: int, device: torch.device) -> tuple[Tensor, Te
     return angle_SC.cos(), angle_SC.sin()
 
 
-def rotate(x_BHSC: Tensor) -> Tensor:
-    """Rotary position embedding (arXiv 2104.09864) of (B, H, S, C) in FP32: pairs (i, i + C/2), base 10,000."""
-    half = x_BHSC.shape[-1] // 2
-    cos, sin = _angles(x_BHSC.shape[-2], half, x_BHSC.device)
-    a, b = x_BHSC[..., :half], x_BHSC[..., half:]
+def rotate(x_BSHC: Tensor, cos_SC: Tensor, sin_SC: Tensor) -> Tensor:
+    """Rotary position embedding (arXiv 2104.09864) of (B, S, H, C) in FP32: pairs (i, i + C/2), base 10,000."""
+    half = x_BSHC.shape[-1] // 2
+    cos, sin = cos_SC[:, None], sin_SC[:, None]
+    a, b = x_BSHC[..., :half], x_BSHC[..., half:]
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
 
 
 @fused
-def _heads(split_BSNC: Tensor, heads: int, groups: int, rotary: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """q (B, H, S, C), k and v (B, G, S, C) of N = H + 2 G, rotated in FP32; BF16 on a GPU, else FP32."""
-    q, k, v = split_BSNC.to(torch.float32).transpose(1, 2).split((heads, groups, groups), dim=1)
-    if rotary:
-        q, k = rotate(q), rotate(k)
+def _heads(
+    split_BSNC: Tensor, cos_SC: Tensor | None, sin_SC: Tensor | None, heads: int, groups: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q (B, S, H, C), k and v (B, S, G, C) of N = H + 2 G, rotated in FP32; BF16 on a GPU, else FP32."""
+    q, k, v = split_BSNC.to(torch.float32).split((heads, groups, groups), dim=2)
+    if cos_SC is not None and sin_SC is not None:
+        q, k = rotate(q, cos_SC, sin_SC), rotate(k, cos_SC, sin_SC)
     if not split_BSNC.is_cuda:
         return q, k, v
     return q.to(torch.bfloat16), k.to(torch.bfloat16), v.to(torch.bfloat16)
@@ -68,7 +70,10 @@ class Attention(nn.Module):
     def forward(self, x_BSD: Tensor) -> Tensor:
         """(B, S, D) BF16 -> (B, S, D) BF16."""
         split = self.qkv(x_BSD).unflatten(-1, (self.heads + 2 * self.kv_heads, -1))
-        q, k, v = _heads(split, self.heads, self.kv_heads, self.rotary)
+        half = split.shape[-1] // 2
+        turns = _angles(split.shape[1], half, split.device) if self.rotary else (None, None)
+        # in memory by position first, as the library's kernel leaves its result too
+        q, k, v = (t.transpose(1, 2) for t in _heads(split, *turns, self.heads, self.kv_heads))
         if self.kv_heads != self.heads:
             k, v = (t.repeat_interleave(self.heads // self.kv_heads, dim=1) for t in (k, v))
         if self.window is None or self.window >= x_BSD.shape[1]:

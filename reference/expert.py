@@ -277,5 +277,5 @@ def _rows(q: Any, index: Tensor) -> Any:
 
 
 def _decoded(payload: Any) -> Tensor:
-    """The received rows, still rotated, as `aggregate` decoded them in the forward."""
-    return payload.dequantize() if isinstance(payload, BlockTensor) else payload.to(torch.float32)
+    """The received rows, still rotated, with the values that `aggregate` decoded in the forward."""
+    return payload.dequantize() if isinstance(payload, BlockTensor) else payload

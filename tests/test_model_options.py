@@ -11,7 +11,7 @@ import torch
 
 import numerics as nm
 import numerics.ops as ops
-from reference.attention import Attention, rotate
+from reference.attention import Attention, _angles, rotate
 from reference.dense import ShortConvolution
 from reference.expert import Draw
 from reference.model import Transformer
@@ -96,7 +96,7 @@ def test_attention_against_loops(kv_heads: int, window: int | None, rotary: bool
             group = h // (4 // kv_heads)
             q, k = heads[b, :, h], heads[b, :, 4 + group]
             if rotary:
-                q, k = (rotate(t[None, None].float())[0, 0].double() for t in (q, k))
+                q, k = (rotate(t[None, :, None].float(), *_angles(11, 4, t.device))[0, :, 0].double() for t in (q, k))
             for t in range(11):
                 seen = range(max(0, t + 1 - (window or 11)), t + 1)
                 scores = torch.stack([q[t] @ k[s] for s in seen]) / 8**0.5
