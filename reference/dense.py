@@ -54,12 +54,14 @@ class Linear(nn.Module):
 
 
 @fused
-def _swiglu(gate_up: Tensor) -> Tensor:
+def glu(gate_up: Tensor) -> Tensor:
+    """`numerics.swiglu` of one BF16 tensor that holds gate and up side by side."""
     return swiglu(*gate_up.chunk(2, dim=-1))
 
 
 @fused
-def _swiglu_backward(dh: Tensor, gate_up: Tensor) -> Tensor:
+def glu_backward(dh: Tensor, gate_up: Tensor) -> Tensor:
+    """Its gradient, BF16, side by side too."""
     return torch.cat(swiglu_backward(dh.to(torch.float32), *gate_up.chunk(2, dim=-1)), dim=-1)
 
 
@@ -69,12 +71,12 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         ctx.save_for_backward(gate_up)
-        return _swiglu(gate_up)
+        return glu(gate_up)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
-        return _swiglu_backward(grads[0], gate_up)
+        return glu_backward(grads[0], gate_up)
 
 
 def swiglu_mlp(x: Tensor, w_in: Linear, w_out: Linear) -> Tensor:

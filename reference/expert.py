@@ -25,6 +25,8 @@ from numerics.ops import Recast
 from numerics.swiglu import swiglu
 
 from .recipe import ExpertRecipe
+from .routing import Routing as Routing
+from .routing import route as route
 from .saved import restore, save
 
 
@@ -72,20 +74,6 @@ class Draw:
         """Signs of a Hadamard transform of both operands of one product; `role`: its gradient's."""
         key = philox((self.seed, self.step), (slot + role, self.grain, 0, _SIGNS)).tolist()
         return hadamard_signs(size, (key[0], key[1]))
-
-
-@dataclass(frozen=True, eq=False)
-class Routing:
-    """Where rows go.
-
-    Args:
-        slots: int64 (T, K), the row of each token's k-th expert, experts ascending. tokens: int64 (R,), the token of
-            each row. groups: the experts' E + 1 row offsets.
-    """
-
-    slots: Tensor
-    tokens: Tensor
-    groups: tuple[int, ...]
 
 
 class Observer(Protocol):
@@ -138,19 +126,6 @@ class Setting:
     def rotation(self, size: int | None) -> Tensor | None:
         """The signs of a transform of `size`, or None."""
         return None if size is None else self.signs[size]
-
-
-def route(experts_TK: Tensor, experts: int) -> Routing:
-    """Rows sorted by expert, then token. `experts_TK`: int64, ascending along K, no expert twice in a row."""
-    tokens, k = experts_TK.shape
-    order = torch.sort(experts_TK.flatten(), stable=True).indices
-    slots = torch.empty_like(order)
-    slots[order] = torch.arange(order.numel(), device=order.device)
-    counts = torch.bincount(experts_TK.flatten(), minlength=experts).tolist()
-    groups = [0]
-    for count in counts:
-        groups.append(groups[-1] + count)
-    return Routing(slots.view(tokens, k), order // k, tuple(groups))
 
 
 class ExpertMLP(torch.autograd.Function):

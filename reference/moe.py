@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .dense import Linear, ShortConvolution, swiglu_mlp
 from .expert import SHARED, ExpertMLP, Routing, Setting, route
+from .plain_experts import PlainExperts, applies
 from .router import Bias, balance, choose
 
 
@@ -64,10 +65,13 @@ class MoE(nn.Module):
     def _grain(self, x_TD: Tensor, setting: Setting) -> tuple[Tensor, Tensor]:
         choice = choose(x_TD, self.router, self.top_k, self.balancer)
         routing = route(choice.experts, self.experts)
-        out_TD = ExpertMLP.apply(x_TD, choice.weights, self.w13, self.w2, routing, setting)
+        if self.balancer is not None:
+            self.balancer.count(routing.counts)
+        operands = x_TD, choice.weights, self.w13, self.w2, routing
+        out_TD = PlainExperts.apply(*operands) if applies(x_TD, setting) else ExpertMLP.apply(*operands, setting)
         if self.has_shared:
             out_TD = out_TD + self._shared(x_TD, setting)
-        return out_TD, x_TD.new_zeros((), dtype=torch.float32) if self.balancer else balance(choice)
+        return out_TD, x_TD.new_zeros((), dtype=torch.float32) if self.balancer else balance(choice, routing.counts)
 
     def _shared(self, x_TD: Tensor, setting: Setting) -> Tensor:
         """The shared expert: BF16, or under the recipe as one expert that every token visits with weight 1."""

@@ -72,10 +72,10 @@ class Bias(nn.Module):
         self.register_buffer("bias", torch.zeros(experts))
         self.register_buffer("load", torch.zeros(experts, dtype=torch.int64), persistent=False)
 
-    def count(self, experts_TK: Tensor) -> None:
-        """Add a pass of training to the loads."""
+    def count(self, counts: Tensor) -> None:
+        """Add the rows of each expert in a pass of training to the loads."""
         if self.training and torch.is_grad_enabled() and not _counts_nothing[0]:
-            self.load += torch.bincount(experts_TK.flatten(), minlength=len(self.load))
+            self.load += counts
 
     @torch.no_grad()
     def move(self) -> None:
@@ -100,13 +100,10 @@ def choose(x_TD: Tensor, router: Tensor, top_k: int, bias: Bias | None) -> Choic
     # the K experts in ascending order: sums over experts then have one order
     chosen_TK = ranked.topk(top_k, dim=-1).indices.sort(-1).values
     weights_TK = scores_TE.gather(1, chosen_TK)
-    if bias is not None:
-        bias.count(chosen_TK)
     return Choice(chosen_TK, weights_TK / weights_TK.sum(-1, keepdim=True), scores_TE)
 
 
-def balance(choice: Choice) -> Tensor:
-    """The softmax router's loss, FP32 scalar."""
-    experts = choice.scores.shape[1]
-    share_E = torch.bincount(choice.experts.flatten(), minlength=experts) / choice.experts.numel()
-    return experts * (share_E * choice.scores.mean(0)).sum()
+def balance(choice: Choice, counts: Tensor) -> Tensor:
+    """The softmax router's loss, FP32 scalar. counts: rows of each expert."""
+    share_E = counts / choice.experts.numel()
+    return len(counts) * (share_E * choice.scores.mean(0)).sum()
