@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from numerics.swiglu import swiglu, swiglu_backward
+from numerics.swiglu import silu_tables, swiglu, swiglu_backward
 
 from .fused import fused
 
@@ -53,16 +53,37 @@ class Linear(nn.Module):
         return _Bf16Linear.apply(x, self.weight)
 
 
-@fused
 def glu(gate_up: Tensor) -> Tensor:
-    """`numerics.swiglu` of one BF16 tensor that holds gate and up side by side."""
-    return swiglu(*gate_up.chunk(2, dim=-1))
+    """`numerics.swiglu` of one BF16 tensor that holds gate and up side by side, in one kernel on a GPU."""
+    if not gate_up.is_cuda:
+        return swiglu(*gate_up.chunk(2, dim=-1))
+    return _glu(gate_up, silu_tables(str(gate_up.device))[0])
+
+
+def glu_backward(dh: Tensor, gate_up: Tensor) -> Tensor:
+    """Its gradient, BF16, side by side too. dh: BF16 or FP32."""
+    if not gate_up.is_cuda:
+        return torch.cat(swiglu_backward(dh.to(torch.float32), *gate_up.chunk(2, dim=-1)), dim=-1)
+    return _glu_backward(dh, gate_up, *silu_tables(str(gate_up.device)))
+
+
+def _pattern(x: Tensor) -> Tensor:
+    """BF16 bits as numbers of table entries, where a compiler can see them."""
+    return x.contiguous().view(torch.int16).to(torch.int64) & 0xFFFF
 
 
 @fused
-def glu_backward(dh: Tensor, gate_up: Tensor) -> Tensor:
-    """Its gradient, BF16, side by side too."""
-    return torch.cat(swiglu_backward(dh.to(torch.float32), *gate_up.chunk(2, dim=-1)), dim=-1)
+def _glu(gate_up: Tensor, silu: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return (silu[_pattern(gate)].to(torch.float32) * up.to(torch.float32)).to(torch.bfloat16)
+
+
+@fused
+def _glu_backward(dh: Tensor, gate_up: Tensor, silu: Tensor, slope: Tensor) -> Tensor:
+    (gate, up), dh = gate_up.chunk(2, dim=-1), dh.to(torch.float32)
+    pattern = _pattern(gate)
+    d_gate = ((dh * up.to(torch.float32)) * slope[pattern]).to(torch.bfloat16)
+    return torch.cat([d_gate, (dh * silu[pattern].to(torch.float32)).to(torch.bfloat16)], dim=-1)
 
 
 class _SwiGLU(torch.autograd.Function):

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .fused import fused
+
 
 class _Logits(torch.autograd.Function):
     """x bf16(w)^T in FP32; dx = bf16(g bf16(w)), dw = g^T x in FP32. x (T, D) BF16, w (E, D) FP32."""
@@ -33,9 +35,25 @@ class _Logits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        x, w = (t.to(torch.float32) for t in ctx.saved_tensors)
-        dx = (grads[0] @ w).to(torch.bfloat16)  # [T, E] @ [E, D] -> [T, D]
-        return dx, grads[0].T @ x  # [E, T] @ [T, D] -> [E, D]
+        x, w = ctx.saved_tensors
+        (g,) = grads
+        if g.is_cuda:
+            parts = _parts(g)  # [3, T, E]
+            dx = parts.transpose(0, 1).flatten(1) @ w.repeat(3, 1)  # [T, 3E] @ [3E, D] -> [T, D]
+            dw = torch.mm(parts.transpose(1, 2).flatten(0, 1), x, out_dtype=torch.float32)  # [3E, T] @ [T, D]
+            return dx, dw.unflatten(0, (3, -1)).sum(0)
+        x, w = x.to(torch.float32), w.to(torch.float32)
+        dx = (g @ w).to(torch.bfloat16)  # [T, E] @ [E, D] -> [T, D]
+        return dx, g.T @ x  # [E, T] @ [T, D] -> [E, D]
+
+
+@fused
+def _parts(g: Tensor) -> Tensor:
+    """Three BF16 tensors whose sum is the FP32 `g`, so that their products with BF16 are exact."""
+    high = g.to(torch.bfloat16)
+    rest = g - high.to(torch.float32)
+    middle = rest.to(torch.bfloat16)
+    return torch.stack([high, middle, (rest - middle.to(torch.float32)).to(torch.bfloat16)])
 
 
 @dataclass(frozen=True, eq=False)
