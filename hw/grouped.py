@@ -3,6 +3,8 @@
 On a CUDA device each expert's product is one of cuBLAS, whose sums are those of the tensor cores; products are exact,
 so that only their order differs from the emulation's. Where BF16 does not hold a value (E4M3 under E8M0 scales at the
 ends of float32's range), and in Triton's interpreter, operands are decoded to FP32 and multiplied in FP32.
+
+A Blackwell multiplies many operands as they are stored (`products_native`); those are not decoded.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from numerics.cache import cached
 from numerics.ops import Operand
 from numerics.partition import Partition
 
+from . import products_native
 from .casts import refuse, require_known
 from .kernel_decode import decode
 from .kernel_decode_nvfp4 import decode_nvfp4
@@ -48,6 +51,14 @@ def decoded(
     scales, powers = q.scales.reshape(q.scales.shape[:-1].numel(), columns).contiguous(), q.fmt.scale is E8M0
     out, flag = decode(codes, scales, table, e, across, outer, factor, powers=powers, narrow=narrow)
     return out.view(q.shape), flag if powers and narrow else None
+
+
+def per_row(q: BlockTensor) -> Tensor:
+    """float32 (rows,): the outer scale of each row of codes."""
+    assert q.outer is not None
+    if q.outer.shape[-1] != 1 or q.outer_block is not None:
+        raise refuse("outer scales that vary along a row")
+    return q.outer.expand(*q.shape[:-1], 1).reshape(-1).contiguous()
 
 
 @cached(maxsize=64)
@@ -117,6 +128,23 @@ def columns_by_experts(a: Tensor, b: Tensor, groups: tuple[int, ...]) -> Tensor:
         for e, (i, j) in enumerate(pairwise(groups)):
             _product(a[i:j].T, b[i:j], out[e])
     return out
+
+
+def sums_of_rows(a: Operand, b: Operand, groups: tuple[int, ...], axis: int = 2, rounded: bool = False) -> Tensor:
+    """float32 (R, N): rows (R, K) of each group times their expert's b (E, N, K), transposed, or with `axis` 1 times
+    its b (E, K, N); without outer scales. rounded: bfloat16 where the library's product can round its sums itself."""
+    found = products_native.rows_by_experts(a, b, groups, axis)
+    if found is not None:
+        return found
+    first, second = pair(a, b)
+    dtype = first.dtype if rounded else torch.float32
+    return rows_by_experts(first, second if axis == 2 else second.mT, groups, dtype)
+
+
+def sums_of_columns(a: Operand, b: Operand, groups: tuple[int, ...]) -> Tensor:
+    """float32 (E, N, K): of each group a[i:j].T @ b[i:j], a (R, N), b (R, K), without outer scales."""
+    found = products_native.columns_by_experts(a, b, groups)
+    return columns_by_experts(*pair(a, b), groups) if found is None else found
 
 
 def row_factors(a: Operand, b: Operand, groups: tuple[int, ...]) -> Tensor | None:

@@ -1,8 +1,8 @@
 """The seam as Triton kernels: the functions of `numerics.ops` with their bits, on a GPU or in the interpreter.
 
     quantizers     one launch each, from whatever the rows come about as (`sources`) to packed codes (`packed`)
-    products       operands decoded once to BF16, exact, then the library's product with FP32 sums (`grouped`); outer
-                   scales, SwiGLU, Hadamard and quantizer follow in one launch
+    products       operands decoded once to BF16, exact, then the library's product with FP32 sums; on a Blackwell of
+                   codes as they are (`grouped`); outer scales, SwiGLU, Hadamard and quantizer follow in one launch
     accumulator    "library" is that product; every other name is a model of sums, which `numerics.matmul` computes from
                    the same codes
 
@@ -29,7 +29,7 @@ from numerics.ops_arguments import draws, require_experts, require_operand, requ
 from numerics.partition import check_groups
 
 from .casts import along_features, along_tokens, plain, refuse, require_known
-from .grouped import columns_by_experts, decoded, pair, row_factors, rows_by_experts
+from .grouped import decoded, per_row, row_factors, sums_of_columns, sums_of_rows
 from .indices import require_index
 from .kernel_aggregate import aggregate as sum_rows
 from .kernel_glu_backward import glu_backward as gradient_of_glu
@@ -98,10 +98,8 @@ def _sums(x: Operand, w: Operand, groups: Any, accumulator: str, rounded: bool =
     for name, q in (("rows", x), ("matrices", w)):
         if isinstance(q, BlockTensor) and q.axis != len(q.shape) - 1:
             raise ValueError(f"{name} have their blocks along axis {q.axis}: the contraction is the last one")
-    first, second = pair(x, w)
     factors = row_factors(x, w, offsets)
-    rounds = rounded and factors is None and first.dtype == torch.bfloat16
-    return rows_by_experts(first, second, offsets, torch.bfloat16 if rounds else torch.float32), factors
+    return sums_of_rows(x, w, offsets, rounded=rounded and factors is None), factors
 
 
 def gate_up_glu(
@@ -151,19 +149,11 @@ def aggregate(payload: Operand, slots: Tensor, weights: Tensor | None, wire: Wir
     if isinstance(payload, Tensor):
         payload = plain(payload)
         return sum_rows(payload, slots, weights, signs), payload.to(torch.float32)
-    rows = decoded(payload, outer=None if payload.outer is None else _per_row(payload))[0]
+    rows = decoded(payload, outer=None if payload.outer is None else per_row(payload))[0]
     if payload.fmt.element.name == "E2M1" or payload.outer is not None or payload.axis != 1:
         return sum_rows(rows, slots, weights, signs), rows
     out = sum_rows(packed_bytes(payload), slots, weights, signs, payload.scales, payload.fmt.element)
     return out, rows
-
-
-def _per_row(q: BlockTensor) -> Tensor:
-    """float32 (rows,): the outer scale of each row of codes."""
-    assert q.outer is not None
-    if q.outer.shape[-1] != 1 or q.outer_block is not None:
-        raise refuse("outer scales that vary along a row")
-    return q.outer.expand(*q.shape[:-1], 1).reshape(-1).contiguous()
 
 
 def router_gradient(g: Tensor, decoded: Tensor, slots: Tensor, wire: Wire) -> Tensor:
@@ -229,7 +219,7 @@ def requantize_transpose(
                 "contraction; use 'multiply', or 'gradient'"
             )
     dropped = not own and recast.fmt is not None and recast.outer != "multiply"
-    outer = None if dropped or q.outer is None else _per_row(q)
+    outer = None if dropped or q.outer is None else per_row(q)
     made = _requantized(q, cast, groups, random, signs, outer, factor)
     return made if kept is None or isinstance(made, Tensor) else made.derived(outer=kept)
 
@@ -264,13 +254,11 @@ def grad_products(
             f"g has shape {tuple(g.shape)}, w {tuple(w.shape)}, g_tokens {tuple(g_tokens.shape)}, x {tuple(x.shape)}, "
             f"groups {len(offsets)} offsets: pass (R, N), (E, N, K), (S, N), (S, K) and E + 1"
         )
-    first, second = pair(g, w)
-    dx = rows_by_experts(first, second.mT, offsets)
+    dx = sums_of_rows(g, w, offsets, axis=1)
     factors = row_factors(g, w, offsets)
     if factors is not None:
         dx.mul_(factors[:, None])
-    first, second = pair(g_tokens, x)
-    dw = columns_by_experts(first, second, along)
+    dw = sums_of_columns(g_tokens, x, along)
     scale = _tensor_factor(g_tokens, x)
     return dx, dw if scale is None else dw.mul_(scale)
 

@@ -61,6 +61,14 @@ class PackedTensor(BlockTensor):
     def packed(self) -> Tensor:
         return self.bytes
 
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """As `BlockTensor.dequantize`, whose bits these are; FP32 of a matrix or a batch of them in one launch."""
+        from .grouped import decoded, per_row  # whose operands these tensors are
+
+        if dtype != torch.float32 or (self.outer is not None and self.outer.shape[-1] != 1) or len(self.shape) > 3:
+            return super().dequantize(dtype)
+        return decoded(self, outer=None if self.outer is None else per_row(self))[0]
+
     def stored(self) -> tuple[list[Tensor], Any]:
         tensors = [self.bytes, self.scales] + ([] if self.outer is None else [self.outer])
         return tensors, partial(_restored, self.fmt)
