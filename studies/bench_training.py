@@ -185,9 +185,8 @@ def main(argv: list[str]) -> int:
     config = tyro.cli(BenchConfig, args=argv, prog="fourbit bench training", config=(tyro.conf.FlagCreatePairsOff,))
     table, active = measure(config)
     most = peak() if config.device == "cuda" else 0.0
-    print(
-        f"{active / 1e6:.1f} M active parameters, {config.device}, {'BF16' if most else 'FP32'} products in dense layers"
-    )
+    products = "BF16" if most else "FP32"
+    print(f"{active / 1e6:.1f} M active parameters, {config.device}, {products} products in dense layers")
     print(table.to_string(index=False, float_format=lambda v: f"{v:.4g}", na_rep=""))
     if most:
         print(utilization(config, float(table.seconds[table.preset == BASELINE].iloc[0]), active, most))
