@@ -39,8 +39,9 @@ class TrainConfig:
     products: str | None = None
     """How the experts' products are summed: a name of `numerics.ACCUMULATORS` that takes the recipe's operands, such as
     fp32, or hopper_bf16 with bf16; if left out, library, and exact under deterministic."""
-    ops: Literal["emulated", "triton"] = "emulated"
-    """What computes the experts: the emulation, or Triton kernels with the same bits, on a GPU."""
+    ops: Literal["emulated", "triton", "blackwell-library"] = "emulated"
+    """What computes the experts: the emulation; Triton kernels with the same bits, on a GPU; or these with the
+    block-scaled products of torch, on a B200 or B300 (blackwell-library; never run)."""
     lr: float = 3e-3
     """Peak learning rate."""
     warmup: int = 20
