@@ -29,6 +29,7 @@ from .device import require_launch
 from .kernel_product import CODES8, TILE, boxes, decoded_mxfp8, from_atoms, programs_on
 from .kernel_swizzle import swizzle_columns
 from .launches import launch, native
+from .sources import sent
 
 BLOCK, STEP = 32, 128  # rows of a block, and of a step: an atom of scales
 
@@ -70,7 +71,7 @@ def _expert_table(groups: tuple[int, ...], device: str) -> Tensor:
     """int32 (experts with rows, 4): first row, number of rows, expert, and the steps of the experts before."""
     before = accumulate((-(-(j - i) // STEP) for i, j in pairwise(groups)), initial=0)
     lines = [(i, j - i, e, n) for e, ((i, j), n) in enumerate(zip(pairwise(groups), before, strict=False)) if j > i]
-    return torch.tensor(lines, dtype=torch.int32).view(-1, 4).to(device)
+    return sent(torch.tensor(lines, dtype=torch.int32).view(-1, 4), device)
 
 
 @cached(maxsize=64)

@@ -98,8 +98,8 @@ def _sums(x: Operand, w: Operand, groups: Any, accumulator: str, rounded: bool =
     for name, q in (("rows", x), ("matrices", w)):
         if isinstance(q, BlockTensor) and q.axis != len(q.shape) - 1:
             raise ValueError(f"{name} have their blocks along axis {q.axis}: the contraction is the last one")
-    factors = row_factors(x, w, offsets)
-    return sums_of_rows(x, w, offsets, rounded=rounded and factors is None), factors
+    plain_sums = all(isinstance(q, Tensor) or q.outer is None for q in (x, w))
+    return sums_of_rows(x, w, offsets, rounded=rounded and plain_sums), row_factors(x, w, offsets)
 
 
 def gate_up_glu(

@@ -88,9 +88,15 @@ class Words:
         return Words(key_words(random, device), *numbered(rows, offsets, str(device)))
 
 
+def sent(x: Tensor, device: torch.device | str) -> Tensor:
+    """A small tensor of the host's on a device, without waiting until it is there."""
+    device = torch.device(device)
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+
+
 def key_words(random: Random, device: torch.device) -> Tensor:
     """int64 (4,): key and counter of `random` as words of 32 bits."""
-    return torch.tensor([int(w) & 0xFFFFFFFF for w in (*random.key, *random.counter)], device=device)
+    return sent(torch.tensor([int(w) & 0xFFFFFFFF for w in (*random.key, *random.counter)]), device)
 
 
 @cached(maxsize=64)
@@ -102,7 +108,7 @@ def numbered(rows: int, offsets: tuple[int, ...] | None, device: str) -> tuple[T
     counts = torch.tensor([b - a for a, b in pairwise(offsets)])
     group = torch.repeat_interleave(torch.arange(len(counts), dtype=torch.int32), counts)
     line = torch.arange(rows, dtype=torch.int32) - starts[group.long()]
-    return group.to(device), line.to(device)
+    return sent(group, device), sent(line, device)
 
 
 @cached(maxsize=64)
@@ -112,4 +118,4 @@ def block_table(rows: int, block: int, groups: tuple[int, ...] | None, device: s
     offsets = torch.tensor((0, rows) if groups is None else groups)
     starts = offsets[:-1][p.group_of] + block * p.index_in_group
     counts = (offsets[1:][p.group_of] - starts).clamp(max=block)
-    return torch.stack([starts, counts, p.group_of, p.index_in_group], 1).to(torch.int32).to(device)
+    return sent(torch.stack([starts, counts, p.group_of, p.index_in_group], 1).to(torch.int32), device)
