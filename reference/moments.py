@@ -21,6 +21,9 @@ So a second moment that is not zero is never stored as zero but at least as the 
 largest value: there it is biased upwards, towards smaller steps (Li et al., arXiv 2309.01507, section 3.2, find
 the zero to be what breaks 4-bit second moments). E2M1, whose smallest code is 1/12 of the largest, is no format for it.
 
+The error of a value is relative to its block's largest. Under `nvfp4` a weight whose gradients are some ten times
+smaller than its block's largest takes steps of either sign at random; they average out while the learning rate falls.
+
 Blocks run along the flattened tensor, short at its end; rows of a multiple of 32 never share one. Random words are
 Philox's: key (seed, step), counter (2^31 + 2 * parameter + moment, 0, 0, group of 16), apart from the experts'
 counters, which are below 2^31. Codes, scales and decoded values are equal on every device from equal FP32 moments.

@@ -142,7 +142,7 @@ def test_a_step_starts_from_the_stored_codes(moments: str) -> None:
         for entry, fmt in (("exp_avg", formats.first), ("exp_avg_sq", formats.second))
     )
     stored = other["exp_avg"] if moments == "bf16" else other["exp_avg.codes"]
-    stored.view(torch.uint8)[0] ^= 1 if moments != "bf16" else 64
+    stored.reshape(-1).view(torch.uint8)[0] ^= 1 if moments != "bf16" else 64
     before = model.embed.detach().double()
     for m, optimizer in zip((model, flipped), optimizers, strict=True):
         m.push(9)
@@ -196,22 +196,23 @@ def test_gains_keep_float32_moments() -> None:
 
 @pytest.mark.parametrize(("optimizer", "moments"), CHOICES)
 def test_a_small_quadratic_is_solved(optimizer: str, moments: str) -> None:
-    """(w - target)^2 / 2 with curvatures from 0.1 to 10 falls to less than 1e-3 of its start, rate going to zero."""
+    """c (w - target)^2 / 2 with curvatures c from 1/3 to 3 falls to 1e-3 of its start while the rate goes to zero."""
     model, target = Model(), weights(Model(seed=1))
-    config = settings(optimizer, moments, lr=0.05, weight_decay=0.0, warmup=0, steps=150, schedule="wsd")
+    lr, steps = {"adamw": 0.05, "muon": 0.2}[optimizer], 180
+    config = settings(optimizer, moments, lr=lr, weight_decay=0.0, warmup=0, steps=steps, schedule="wsd")
     config = dataclasses.replace(config, decay_share=0.6, min_lr_ratio=0.0)
     chosen = make_optimizer(model, config)
     generator = torch.Generator().manual_seed(5)
-    curve = {name: 10 ** (torch.rand(t.shape, generator=generator) * 2 - 1) for name, t in target.items()}
+    curve = {name: 10 ** (torch.rand(t.shape, generator=generator) - 0.5) for name, t in target.items()}
     losses = []
-    for step in range(1, 151):
+    for step in range(1, steps + 1):
         for group in chosen.param_groups:
             group["lr"] = learning_rate(config, step)
         loss = sum((curve[n] * (p - target[n]) ** 2).sum() / 2 for n, p in model.named_parameters())
         chosen.zero_grad()
         loss.backward()
         chosen.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert losses[-1] < 1e-3 * losses[0]
 
 
@@ -246,7 +247,7 @@ def test_a_weight_without_gradient_has_no_state_and_that_is_restored_too() -> No
         optimizer.step()
         state = checkpoint.training_state(model, optimizer)
         assert [key.split("/")[1] for key in state if key.endswith("/unused")] == ["head"]
-        checkpoint.restore_training_state(state, other, second)
+        checkpoint.restore_training_state({key: t.clone() for key, t in state.items()}, other, second)
         run_steps(model, optimizer, 1, 3)
         run_steps(other, second, 1, 3)
         assert same(checkpoint.training_state(model, optimizer), checkpoint.training_state(other, second))
@@ -328,8 +329,23 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path: Path, choice: tuple[
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="not run: no CUDA device")
+@pytest.mark.parametrize("choice", CHOICES, ids="-".join)
+def test_on_a_gpu_too_a_resumed_run_has_the_same_bits(tmp_path: Path, choice: tuple[str, str]) -> None:
+    def interrupt(record: dict[str, Any]) -> None:
+        if record["step"] == 3:
+            raise KeyboardInterrupt
+
+    config = run_config(tmp_path / "run", *choice, device="cuda")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, ops, on_progress=interrupt)
+    assert train(config, ops).resumed_from == 2
+    train(dataclasses.replace(config, out=tmp_path / "whole"), ops)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
 def killed(config: TrainConfig) -> None:
-    """Train in a process of its own, which dies in step 3's save of nothing: between two checkpoints."""
+    """Train in a process of its own, which dies after step 3, between two checkpoints."""
 
     def die(record: dict[str, Any]) -> None:
         if record["step"] == 3:
@@ -348,7 +364,7 @@ def test_a_killed_run_of_muon_with_4_bit_moments_and_wsd_continues_bit_for_bit(t
     assert train(config, ops).resumed_from == 2
     train(dataclasses.replace(config, out=tmp_path / "whole"), ops)
     assert_same_run(tmp_path / "run", tmp_path / "whole")
-    with pytest.raises(ValueError, match=r"optimizer \(.muon. there, .adamw. now\)"):
+    with pytest.raises(ValueError, match=r"optimizer \(muon there, absent now\)"):
         train(dataclasses.replace(config, optimizer="adamw"), ops)
 
 
