@@ -49,12 +49,13 @@ def orthogonalize(u: Tensor, dtype: torch.dtype) -> Tensor:
     """
     a, b, c = COEFFICIENTS
     tall = u.shape[-2] > u.shape[-1]
-    x = u.mT if tall else u
+    x = (u.mT if tall else u).reshape(-1, min(u.shape[-2:]), max(u.shape[-2:]))
     x = (x / (torch.linalg.matrix_norm(x, keepdim=True) + _EPS)).to(dtype)
     for _ in range(STEPS):
         square = x @ x.mT  # [N, K] @ [K, N] -> [N, N]
-        x = a * x + (b * square + c * (square @ square)) @ x  # [N, N] @ [N, K] -> [N, K]
-    return (x.mT if tall else x).to(u.dtype)
+        square = torch.baddbmm(square, square, square, beta=b, alpha=c)  # [N, N] @ [N, N] -> [N, N]
+        x = torch.baddbmm(x, square, x, beta=a)  # [N, N] @ [N, K] -> [N, K]
+    return (x.mT if tall else x).reshape(u.shape).to(u.dtype)
 
 
 def parts(name: str, shape: torch.Size) -> list[int]:
@@ -71,20 +72,27 @@ def parts(name: str, shape: torch.Size) -> list[int]:
     return [rows]
 
 
-def muon_step(
-    weight: Tensor,
-    gradient: Tensor,
-    moment: Tensor,
-    rows: list[int],
-    *,
-    lr: float,
-    momentum: float,
-    weight_decay: float,
-) -> None:
-    """Move `weight` and `moment` in place, float32 (..., N, K); `rows`: see `parts`."""
+def nesterov(gradient: Tensor, moment: Tensor, momentum: float) -> Tensor:
+    """U, after `moment` has taken the gradient in place; float32 of one shape."""
     moment.lerp_(gradient, 1 - momentum)
-    nesterov = gradient.lerp(moment, momentum)
-    products = torch.bfloat16 if weight.is_cuda else torch.float32
-    weight.mul_(1 - lr * weight_decay)
-    for part, u in zip(weight.split(rows, dim=-2), nesterov.split(rows, dim=-2), strict=True):
-        part.add_(orthogonalize(u, products), alpha=-lr * _RMS * math.sqrt(max(part.shape[-2:])))
+    return gradient.lerp(moment, momentum)
+
+
+def move(weights: list[Tensor], directions: list[Tensor], lr: float, weight_decay: float) -> None:
+    """Move matrices along their U, in place; those of one shape, or its transpose, are orthogonalized together.
+
+    Args: weights: float32 (..., N, K), parts of weights as `parts` cuts them. directions: U, likewise.
+    """
+    kinds: dict[tuple[int, ...], list[int]] = {}
+    for i, weight in enumerate(weights):
+        kinds.setdefault(tuple(sorted(weight.shape[-2:])), []).append(i)
+    for kind, members in kinds.items():
+        lying = [u.mT if u.shape[-2] > u.shape[-1] else u for u in (directions[i] for i in members)]
+        stacked = torch.cat([u.reshape(-1, *kind) for u in lying])
+        done = orthogonalize(stacked, torch.bfloat16 if stacked.is_cuda else torch.float32)
+        cuts = done.split([u.numel() // (kind[0] * kind[1]) for u in lying])
+        for i, o in zip(members, cuts, strict=True):
+            weight = weights[i]
+            weight.mul_(1 - lr * weight_decay)
+            o = o.mT if weight.shape[-2] > weight.shape[-1] else o
+            weight.add_(o.reshape(weight.shape), alpha=-lr * _RMS * math.sqrt(kind[1]))

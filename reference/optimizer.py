@@ -22,10 +22,11 @@ from torch.optim.adamw import adamw as adamw_step
 from .config import TrainConfig
 from .learning_rate import learning_rate as learning_rate
 from .moments import MOMENTS, decode_moment, encode_moment, stored_shapes, words
-from .muon import muon_step, parts
+from .muon import move, nesterov, parts
 
 _EPS = 1e-8
 _ENTRIES = {"adamw": ("exp_avg", "exp_avg_sq"), "muon": ("momentum",)}
+_TOGETHER = 1 << 27  # values that Muon moves together: 3 GB of temporaries, for hundreds of launches fewer
 _MATRICES = ("weight", "w13", "w2")  # last words of the names of linear layers' and experts' weights
 
 Layout = dict[str, tuple[torch.Size, torch.dtype]]
@@ -84,8 +85,7 @@ class MomentOptimizer(torch.optim.Optimizer):
             ready = [(i, name, weight) for i, (name, weight) in numbered if weight.grad is not None]
             number += len(group["params"])
             if group["kind"] == "muon":
-                for i, name, weight in ready:
-                    self._muon(group, i, name, weight)
+                self._muon(group, ready)
             elif group["moments"] == "fp32":
                 self._adamw(group, ready)  # all at once: a GPU takes them together
             else:
@@ -93,12 +93,20 @@ class MomentOptimizer(torch.optim.Optimizer):
                     self._adamw(group, [one])  # one at a time: one weight's moments are decoded
         return loss
 
-    def _muon(self, group: dict[str, Any], number: int, name: str, weight: Tensor) -> None:
-        step, (moment,) = self._load(group, weight)
-        step += 1
-        settings = {name: group[name] for name in ("lr", "momentum", "weight_decay")}
-        muon_step(weight, weight.grad, moment, parts(name, weight.shape), **settings)
-        self._store(group, number, weight, step, [moment])
+    def _muon(self, group: dict[str, Any], ready: list[tuple[int, str, Tensor]]) -> None:
+        """Matrices wait until there are enough of them: a GPU takes those of one shape together."""
+        weights: list[Tensor] = []
+        directions: list[Tensor] = []
+        for number, name, weight in ready:
+            step, (moment,) = self._load(group, weight)
+            step += 1
+            rows = parts(name, weight.shape)
+            directions += nesterov(weight.grad, moment, group["momentum"]).split(rows, dim=-2)
+            weights += weight.split(rows, dim=-2)
+            self._store(group, number, weight, step, [moment])
+            if number == ready[-1][0] or sum(u.numel() for u in directions) >= _TOGETHER:
+                move(weights, directions, group["lr"], group["weight_decay"])
+                weights, directions = [], []
 
     def _adamw(self, group: dict[str, Any], ready: list[tuple[int, str, Tensor]]) -> None:
         if not ready:

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from reference.muon import COEFFICIENTS, orthogonalize, parts
-from reference.muon import muon_step as step
+from reference.muon import COEFFICIENTS, move, nesterov, orthogonalize, parts
 
 SHAPES = [(8, 8), (8, 24), (24, 8), (3, 16, 8), (2, 3, 5, 40), (1, 7), (7, 1)]
 
@@ -107,7 +106,8 @@ def test_steps_follow_numpy_in_float64(shape: tuple[int, ...], rows: list[int]) 
     cuts = list(itertools.accumulate(rows))[:-1]
     for i in range(5):
         gradient = normal(*shape, seed=2 + i).float()
-        step(weight, gradient, moment, rows, lr=lr, momentum=momentum, weight_decay=decay)
+        u = nesterov(gradient, moment, momentum)
+        move(list(weight.split(rows, dim=-2)), list(u.split(rows, dim=-2)), lr, decay)
         g = gradient.numpy().astype(np.float64)
         m = momentum * m + (1 - momentum) * g
         u = momentum * m + (1 - momentum) * g
@@ -121,5 +121,17 @@ def test_a_step_is_as_long_as_one_of_adamw() -> None:
     """Root mean square 0.2 lr, times the band of the singular values, whatever the shape."""
     for shape in ((16, 64), (64, 16), (48, 48)):
         weight = torch.zeros(shape)
-        step(weight, normal(*shape).float(), torch.zeros(shape), [shape[0]], lr=1.0, momentum=0.9, weight_decay=0.0)
+        move([weight], [normal(*shape).float()], lr=1.0, weight_decay=0.0)
         assert 0.2 * 0.67 < weight.square().mean().sqrt() < 0.2 * 1.21
+
+
+def test_matrices_of_one_shape_move_together_as_they_do_alone() -> None:
+    """Tall, wide and batched ones of the same two lengths, and another; FP32 products may be summed otherwise."""
+    shapes = [(8, 12), (12, 8), (3, 8, 12), (2, 2, 12, 8), (8, 8)]
+    weights, directions = ([normal(*s, seed=i + j).float() for i, s in enumerate(shapes)] for j in (0, 50))
+    alone = [w.clone() for w in weights]
+    for weight, u in zip(alone, directions, strict=True):
+        move([weight], [u], 0.1, 0.2)
+    move(weights, directions, 0.1, 0.2)
+    for together, one in zip(weights, alone, strict=True):
+        assert (together - one).abs().max() < 0.1 * 0.2 * 12**0.5 * 485 * 40 * 2.0**-24
