@@ -185,6 +185,36 @@ def test_under_muon_the_rest_has_the_bits_of_adamw() -> None:
     assert apart == {"layers.0.w13"}
 
 
+def test_two_weights_two_steps_and_two_seeds_draw_different_words() -> None:
+    model = nn.ParameterDict({name: nn.Parameter(torch.zeros(4, 64)) for name in "ab"})
+    codes = []
+    for seed in (3, 4):
+        optimizer = make_optimizer(model, dataclasses.replace(settings(moments="mxfp8", beta1=0.0), seed=seed))
+        for _ in range(2):
+            for p in model.values():  # without memory the first moment is the gradient, in every step
+                p.grad = torch.linspace(-1, 1, 256).view(4, 64)
+            optimizer.step()
+            codes += [optimizer.state[p]["exp_avg.codes"].clone() for p in model.values()]
+    assert len(codes) == 8 and len({tuple(c.tolist()) for c in codes}) == 8
+
+
+@pytest.mark.parametrize("moments", ["mxfp8", "nvfp4"])
+def test_a_weight_beside_much_larger_gradients_takes_no_step_of_one_over_eps(moments: str) -> None:
+    """Its second moment is 2^-40 of its block's largest, beneath every code; as zero it would make steps of 1 / eps,
+    1e8, where the first moment is not zero too."""
+    model = nn.ParameterDict({"a": nn.Parameter(torch.zeros(8, 64))})
+    optimizer = make_optimizer(model, settings(moments=moments, lr=1.0, weight_decay=0.0))
+    gradient = torch.full((8, 64), 2.0**-20)
+    gradient[:, ::16] = 1.0
+    for _ in range(5):
+        model["a"].grad = gradient.clone()
+        optimizer.step()
+        assert (optimizer.state[model["a"]]["exp_avg_sq.codes"] != 0).all()
+        model["a"].grad = torch.zeros(8, 64)
+        optimizer.step()
+    assert model["a"].abs().max() < 20
+
+
 def test_gains_keep_float32_moments() -> None:
     model = Model()
     optimizer = make_optimizer(model, settings("muon", "nvfp4"))
