@@ -23,6 +23,7 @@ the zero to be what breaks 4-bit second moments). E2M1, whose smallest code is 1
 
 The error of a value is relative to its block's largest. Under `nvfp4` a weight whose gradients are some ten times
 smaller than its block's largest takes steps of either sign at random; they average out while the learning rate falls.
+Muon brings small singular values of the momentum to full length, and with them the noise of a 4-bit one.
 
 Blocks run along the flattened tensor, short at its end; rows of a multiple of 32 never share one. Random words are
 Philox's: key (seed, step), counter (2^31 + 2 * parameter + moment, 0, 0, group of 16), apart from the experts'
