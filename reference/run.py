@@ -20,10 +20,10 @@ from .config import TrainConfig
 from .data import Corpus, batch, heldout_batch
 from .expert import Draw
 from .guard import Guard
+from .learning_rate import learning_rate
 from .log import Log, read_log, record_environment, require_finite
 from .model import Losses
 from .monitor import Observer, Part, due, observing
-from .optimizer import learning_rate
 from .oscillation import Oscillation
 from .router import rebalance
 from .saved import counting, recording
@@ -39,7 +39,7 @@ class Run:
     identity: dict[str, Any]
     corpus: Corpus
     model: nn.Module
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
     log: Log
     schedule: Schedule
     guard: Guard

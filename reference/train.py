@@ -1,4 +1,4 @@
-"""The training loop: AdamW over grains, evaluated, logged, and resumable bit for bit.
+"""The training loop: AdamW or Muon over grains, evaluated, logged, and resumable bit for bit.
 
 One step draws `batch` sequences and cuts them into grains. The experts see each grain alone, with the random bits that
 Draw(seed, step, grain) names, however many of them pass through the model together (`micro_batch`): the experts' codes
@@ -6,9 +6,9 @@ do not depend on that. FP32 sums of the dense layers do; `deterministic` passes 
 products exactly (or as `products` says), and sums gradients in grain order:
 
     loss = sum_g (grain / batch) * (ce_g + balance_g)
-    lr   = peak * step / warmup, then peak * (r + (1 - r) * (1 + cos(pi * progress)) / 2), r = min_lr_ratio
+    lr   = peak * step / warmup, then half a cosine, or stable and a decay: see `learning_rate`
     g    = gradient * min(1, clip / ||gradient||), one norm over all weights
-    AdamW (Loshchilov and Hutter, arXiv 1711.05101), decay only on weights of two or more dimensions, all in FP32
+    AdamW in FP32, decay only on weights of two or more dimensions; or Muon, or narrower moments: see `optimizer`
 
 Steps count from 1. Everything random is a function of (seed, step), so a checkpoint holds the weights, the state of the
 optimizer, the step, and what an open window of `oscillation` has measured; nothing else. Exact: equal configuration,
@@ -42,7 +42,7 @@ from .data import load_corpus, require_sequences
 from .guard import Guard, digest, reference_losses
 from .log import TrainingStopped, open_run, read_log, require_run_folder
 from .model import Transformer
-from .optimizer import adamw
+from .optimizer import make_optimizer
 from .presets import preset
 from .recipe import Recipe
 from .run import Run
@@ -56,6 +56,8 @@ _NOT_IDENTITY = (
     *("out", "progress", "activations", "monitor_every", "monitor_reference", "tensorboard", "raise_to"),
     "ops",  # told by the module's own name
 )
+# fields that came later: left out at their defaults, so that a folder from before them is resumed
+_LATER = ("optimizer", "moments", "muon_momentum", "schedule", "decay_share", "decay_shape")
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str,
         identity = _identity(config, ops, reference)
         with open_run(config.out, identity) as log:
             guard = Guard(config, layers, reference)
-            run = Run(config, identity, corpus, model, adamw(model, config), log, layers, guard)
+            run = Run(config, identity, corpus, model, make_optimizer(model, config), log, layers, guard)
             start = run.resume()
             if start == config.steps and config.activations is not None:
                 raise ValueError(
@@ -208,6 +210,7 @@ def _identity(config: TrainConfig, ops: ModuleType, reference: dict[int, float] 
     """
     fields = {name: value for name, value in dataclasses.asdict(config).items() if name not in _NOT_IDENTITY}
     unset = [name for name in (*THRESHOLDS, "layer_presets", "products") if not fields[name]]
+    unset += [name for name in _LATER if fields[name] == getattr(TrainConfig, name)]
     found = {"ops": ops.__name__} | {name: value for name, value in fields.items() if name not in unset}
     found["model"] = stated(config.model)
     if config.thresholds:
