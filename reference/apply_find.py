@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from numerics.arguments import require_kind
 
 Where = str | list[str] | tuple[str, ...] | Callable[[str, nn.Module], bool] | None
-HEADS = ("lm_head", "embed_out", "head")
+HEADS = ("lm_head", "embed_out", "head", "classifier", "score")
 _MASTERS = (torch.float32, torch.bfloat16)
 
 
@@ -160,7 +160,7 @@ def unfit_linear(module: nn.Linear) -> str:
     weight = module.weight
     if isinstance(weight, nn.parameter.UninitializedTensorMixin):
         return "its weight has no shape yet: run one forward first"
-    if kind.forward is not nn.Linear.forward and "_followed" not in module.__dict__:
+    if kind.forward is not nn.Linear.forward and "_fourbit" not in module.__dict__:
         return f"{kind.__module__}.{kind.__qualname__} multiplies in its own way (a quantized or adapted layer)"
     return _unfit_module(module, {"weight": weight})
 

@@ -13,14 +13,14 @@ class Line:
 
     Attributes:
         name: as in `named_modules`. kind: "linear" or "experts". shape: (outputs, inputs), or (experts, width, expert
-        width). place: "3 of 6", counted from 1, or "". part: which layers' part of the recipe it follows, in words.
-        x, w, g: formats of its input, weight and gradients.
+        width). place: (numbered list, index from 0, length) or None. part: which layers' part of the recipe it
+        follows, in words. x, w, g: formats of its input, weight and gradients.
     """
 
     name: str
     kind: str
     shape: tuple[int, ...]
-    place: str
+    place: tuple[str, int, int] | None
     part: str
     x: str
     w: str
@@ -45,13 +45,43 @@ class Report:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        head = ("module", "kind", "shape", "layer", "follows", "x", "w", "g")
+        """Modules of several layers that do the same are one line."""
+        head = ("module", "kind", "shape", "layer index", "follows", "x", "w", "g")
         rows = [head]
-        for line in self.lines:
+        for group in self._groups():
+            line, places = group[0], [other.place for other in group if other.place]
+            name = line.name if len(group) == 1 else _starred(line)
             shape = " x ".join(map(str, line.shape))
-            rows.append((line.name, line.kind, shape, line.place, line.part, line.x, line.w, line.g))
+            rows.append((name, line.kind, shape, _spans(places), line.part, line.x, line.w, line.g))
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         table = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         total = f"{len(self.lines)} modules follow recipe {self.recipe}, {len(self.left)} are left alone"
         left = [f"left alone  {name or '(the model)'}: {reason}" for name, reason in self.left]
         return "\n".join([total, *table, *left, *(f"note  {note}" for note in self.notes)])
+
+    def _groups(self) -> list[list[Line]]:
+        groups: dict[tuple[object, ...], list[Line]] = {}
+        for line in self.lines:
+            key = (_starred(line), *(getattr(line, f) for f in ("kind", "shape", "part", "x", "w", "g")))
+            groups.setdefault(key, []).append(line)
+        return list(groups.values())
+
+
+def _starred(line: Line) -> str:
+    """The name with a star for the index in the numbered list."""
+    if line.place is None:
+        return line.name
+    around, index, _ = line.place
+    return f"{around}.*{line.name[len(f'{around}.{index}') :]}"
+
+
+def _spans(places: list[tuple[str, int, int]]) -> str:
+    """0-4, 6 of 12: indices from 0, runs joined."""
+    runs: list[list[int]] = []
+    for _, index, _ in places:
+        if runs and index == runs[-1][1] + 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    told = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"{told} of {places[0][2]}" if places else ""
