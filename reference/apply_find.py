@@ -160,7 +160,9 @@ def unfit_linear(module: nn.Linear) -> str:
     weight = module.weight
     if isinstance(weight, nn.parameter.UninitializedTensorMixin):
         return "its weight has no shape yet: run one forward first"
-    if kind.forward is not nn.Linear.forward and "_fourbit" not in module.__dict__:
+    if "_fourbit" in module.__dict__:
+        return ""  # it follows one
+    if kind.forward is not nn.Linear.forward:
         return f"{kind.__module__}.{kind.__qualname__} multiplies in its own way (a quantized or adapted layer)"
     return _unfit_module(module, {"weight": weight})
 
@@ -178,6 +180,8 @@ def unfit_experts(module: Any) -> str:
     (E, 2F, D), gate above up, down_proj (E, D, F), and forward(hidden_states (T, D), top_k_index (T, K),
     top_k_weights (T, K)), as `transformers` 5 has them for Mixtral, Qwen, DeepSeek and others.
     """
+    if "_fourbit" in module.__dict__:
+        return ""  # it follows one
     names = [name for name, _ in module.named_parameters(recurse=False)]
     shape = f"stacked experts of an unknown form ({', '.join(names)})"
     if sorted(names) != ["down_proj", "gate_up_proj"] or module.down_proj.ndim != 3:
