@@ -150,7 +150,7 @@ def _left(name: str, module: nn.Linear, parent: nn.Module | None, heads: set[int
     if others and parent is not None:
         return f"its weight is also that of {', '.join(others)}"
     if parent is not None and "experts" in dict(parent.named_children()) and last != "experts":
-        return "beside experts: a router or a gate"
+        return "beside experts, where routers and gates are"
     return ""
 
 

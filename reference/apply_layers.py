@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from numerics import hadamard_signs
 from numerics.arguments import require_kind
+from numerics.cache import cached
 
 from .apply_steps import Steps
 from .expert import ExpertMLP, Setting, route
@@ -39,12 +40,18 @@ class Followed:
     steps: Steps
 
     def setting(self, device: torch.device) -> Setting:
-        signs = {size: hadamard_signs(size, (self.seed, 0)).to(device) for size in self.recipe.hadamard_sizes}
+        signs = {size: _signs(size, self.seed, device) for size in self.recipe.hadamard_sizes}
         draw = self.steps.draw(self.seed, self.number)
         return Setting(self.ops, self.recipe, signs, self.number, draw, self.accumulator)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Followed:
         return replace(self, steps=copy.deepcopy(self.steps, memo))  # recipes and operations are shared
+
+
+@cached(maxsize=16)
+def _signs(size: int, seed: int, device: torch.device) -> Tensor:
+    """One set of signs for the whole model."""
+    return hadamard_signs(size, (seed, 0)).to(device)
 
 
 class Follows(nn.Module):

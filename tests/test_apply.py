@@ -8,7 +8,7 @@ and after. Comparisons are bitwise.
 import copy
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -94,6 +94,20 @@ def walk(model: Model, recipe: Recipe, step: int, call: int = 0, seed: int = 0) 
     return {name: p.grad for name, p in model.named_parameters()}
 
 
+def watched(note: Callable[[str], Any]) -> Any:
+    """The emulated operations, each of which tells its name first."""
+
+    def noted(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            note(name)
+            return getattr(ops, name)(*args, **named)
+
+        return call
+
+    names = [name for name in dir(ops) if callable(getattr(ops, name)) and name[0].islower()]
+    return SimpleNamespace(**{n: noted(n) for n in names}, Wire=ops.Wire, Recast=ops.Recast, Cast=ops.Cast)
+
+
 @pytest.mark.parametrize("name", ["fourbit", "fourbit_first_sixth", "tetrajet2"])
 def test_every_layer_computes_by_its_part_of_the_recipe_from_its_own_words(name: str) -> None:
     model = make()
@@ -141,7 +155,9 @@ def test_steps_go_up_with_calls_in_training_and_can_be_named() -> None:
         model(X)
     model.train()
     assert equal(gradients(model), walk(plain, recipe, 2))  # an evaluation is no step
-    with reference.step(model, 70):  # calls within a step are counted
+    with reference.step(model, 70):  # calls within a step are counted, if they can have a backward
+        with torch.no_grad():
+            model(X)
         assert equal(gradients(model), walk(plain, recipe, 70, 0))
         assert equal(gradients(model), walk(plain, recipe, 70, 1))
     assert equal(gradients(model), walk(plain, recipe, 71))
@@ -209,15 +225,17 @@ def test_masters_in_bfloat16_train_and_keep_their_type() -> None:
 
 
 def test_under_autocast_products_are_those_of_its_dtype_in_both_directions() -> None:
-    model = make(1)
+    model, states = make(1), []
     layer = model.layers[0].a
-    reference.apply(model, "fourbit_all_layers")
+    # operations see no autocast: kernels, unlike the emulation, do not switch it off themselves
+    seam = watched(lambda _: states.append(torch.is_autocast_enabled("cpu")))
+    reference.apply(model, "fourbit_all_layers", ops=seam)
     x = X.clone().requires_grad_()
     with reference.step(model, 0), torch.autocast("cpu", torch.bfloat16):
         y = layer(x)
         y.float().square().sum().backward()
     got = x.grad.clone(), layer.weight.grad.clone()
-    assert y.dtype == torch.bfloat16
+    assert y.dtype == torch.bfloat16 and len(states) == 9 and not any(states)
     x.grad = layer.weight.grad = None
     with reference.step(model, 0):
         wanted = layer(x.bfloat16())
@@ -238,8 +256,15 @@ def test_compiled_afterwards_the_layers_keep_their_bits() -> None:
     model = make(2)
     reference.apply(model, "fourbit")
     before = at(model, 5)
-    compiled = torch.compile(model, backend="eager")  # with breaks around the layers, whatever compiles the rest
+    seen: set[str] = set()
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        seen.update(str(node.target) for node in graph.graph.nodes if node.op.startswith("call"))
+        return graph.forward
+
+    compiled = torch.compile(model, backend=backend)
     assert equal(at(model, 5, lambda m: gradients_of(compiled, m)), before)
+    assert len(seen) in (1, 2, 3), seen  # relu, the sum, the head: what lies between the layers
 
 
 def gradients_of(called: nn.Module, model: nn.Module) -> dict[str, Tensor]:
@@ -265,6 +290,15 @@ def test_tied_weights_are_left_alone_or_told() -> None:
     report = reference.apply(model, "mxfp8", "out")
     assert "out follows the recipe; its weight is also that of embed" in report.notes
     assert model["out"].weight is model["embed"].weight
+
+
+def test_routers_are_left_alone_and_experts_that_are_modules_follow_as_linear_layers() -> None:
+    experts = nn.ModuleList(nn.Linear(D, D) for _ in range(2))
+    model = other(experts=experts, gate=nn.Linear(D, 2), up=nn.Linear(D, D))
+    report = reference.apply(model, "mxfp8")
+    assert [line.name for line in report.lines] == ["layers.0.experts.0", "layers.0.experts.1"]
+    reasons = {"layers.0.gate", "layers.0.up"}
+    assert {name for name, reason in report.left if reason == "beside experts, where routers and gates are"} == reasons
 
 
 class Quantized(nn.Linear):
@@ -429,18 +463,8 @@ def test_an_input_that_does_not_fit_names_the_layer() -> None:
 
 def test_other_operations_and_sums_are_used() -> None:
     seen: list[str] = []
-
-    def noted(name: str) -> Callable[..., Any]:
-        def call(*args: Any, **named: Any) -> Any:
-            seen.append(name)
-            return getattr(ops, name)(*args, **named)
-
-        return call
-
-    names = [name for name in dir(ops) if callable(getattr(ops, name)) and name[0].islower()]
-    watched = SimpleNamespace(**{n: noted(n) for n in names}, Wire=ops.Wire, Recast=ops.Recast, Cast=ops.Cast)
     model = make(1)
-    reference.apply(model, "fourbit_all_layers", "layers.0.b", ops=watched, accumulator="exact")
+    reference.apply(model, "fourbit_all_layers", "layers.0.b", ops=watched(seen.append), accumulator="exact")
     before = gradients(model)
     wanted = ["quantize_tokens"] * 2 + ["down_to_wire", "quantize_tokens", "row_scale"]
     assert seen == [*wanted, *["requantize_transpose"] * 3, "grad_products"]
@@ -462,3 +486,32 @@ def test_a_recipe_of_one_s_own() -> None:
     mine = replace(preset("fourbit"), name="mine", last_share=0.5)
     report = reference.apply(make(4), mine)
     assert [line.x for line in report.lines] == ["NVFP4_46"] * 4 + ["MXFP8"] * 4
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist = pytest.importorskip("torch.distributed")
+    if not (dist.is_available() and dist.is_gloo_available()):
+        pytest.skip("torch was built without gloo")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_sharded_and_replicated_afterwards_the_layers_keep_their_bits(one_rank: None) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = make(2)
+    reference.apply(model, "fourbit")
+    before = at(model, 5)
+    replicated = nn.parallel.DistributedDataParallel(model)
+    assert equal(at(replicated, 5, lambda m: gradients_of(m, model)), before)
+    for layer in model.layers:
+        fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
+    sharded = at(model, 5, lambda m: gradients_of(m, m))
+    assert equal({name: g.full_tensor() if hasattr(g, "full_tensor") else g for name, g in sharded.items()}, before)
+    reference.remove(model)
+    with pytest.raises(ValueError, match=r"model\.layers\.0 is sharded: apply the recipe first, then fully_shard"):
+        reference.apply(model, "fourbit")

@@ -7,6 +7,7 @@ extra `real` is installed, all-MiniLM-L6-v2. Skips without `transformers`.
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,8 +112,8 @@ def test_experts_are_those_of_expert_mlp_with_rows_sorted_by_expert() -> None:
     experts = model.model.layers[0].mlp.experts
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(40, D, generator=generator)
-    chosen = torch.rand(40, 4, generator=generator).topk(2).indices  # in the order of probability, not of experts
-    weights = torch.rand(40, 2, generator=generator)
+    chosen = torch.rand(40, 4, generator=generator).topk(3).indices  # in the order of probability, not of experts
+    weights = torch.rand(40, 3, generator=generator)
 
     def gradients(call: Callable[..., Tensor]) -> list[Tensor]:
         leaves = [t.detach().clone().requires_grad_() for t in (x, weights)]
@@ -179,6 +180,26 @@ def test_bfloat16_models_and_gradient_checkpointing_train() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, step(), strict=True))
 
 
+def test_experts_see_no_autocast_in_either_direction_and_rows_in_the_order_of_experts() -> None:
+    model, states = mixtral(), []
+
+    def noted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*args: Any) -> Any:
+            states.append(torch.is_autocast_enabled("cpu"))
+            # the seam adds a token's rows in their order, which has to be that of experts
+            assert call is not ops.aggregate or bool((args[1].diff(dim=-1) > 0).all())
+            return call(*args)
+
+        return noting
+
+    names = ("gate_up_glu", "aggregate", "router_gradient", "glu_backward", "grad_products")
+    seam = SimpleNamespace(**{**vars(ops), **{name: noted(getattr(ops, name)) for name in names}})
+    reference.apply(model, "fourbit", "*experts", ops=seam)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(input_ids=TOKENS, labels=TOKENS).loss.backward()
+    assert len(states) == 7 * DEPTH and not any(states)
+
+
 def test_generation_and_a_saved_model_need_nothing_of_ours(tmp_path: Any) -> None:
     model = mixtral().eval()
     wanted = {name: t.clone() for name, t in model.state_dict().items()}
@@ -215,6 +236,16 @@ def test_experts_of_another_form_are_left_alone_and_refused_where_they_are_asked
     assert [name for name, _ in report.left if "experts" in name] == [f"model.layers.{i}.mlp.experts" for i in (0, 1)]
     reference.remove(model)
     with pytest.raises(ValueError, match=f"experts: .*{words}"):
+        reference.apply(model, "mxfp8", "*experts")
+
+
+def test_experts_with_a_gate_of_their_own_are_refused() -> None:
+    model = mixtral()
+    experts = model.model.layers[1].mlp.experts
+    experts.__class__ = type("ClampedExperts", (type(experts),), {"_apply_gate": lambda self, gate_up: gate_up})
+    with pytest.raises(
+        ValueError, match=r"1 of 2 modules cannot follow.*\n  model.layers.1.mlp.experts: experts with a gate"
+    ):
         reference.apply(model, "mxfp8", "*experts")
 
 

@@ -5,6 +5,7 @@ a saved code has to change exactly what depends on it, to what `by_hand` compute
 any format, the gradients are those of the formula in float64.
 """
 
+import os
 from dataclasses import dataclass, replace
 
 import pytest
@@ -192,3 +193,15 @@ def test_saved_for_the_backward_are_codes_alone() -> None:
     saved = LinearUnder.apply(case.x, case.w, None, case.setting).grad_fn.saved_tensors
     values = T * K + N * K
     assert sum(t.nbytes for t in saved) * 8 == 4.5 * values + 32 * (T + 1)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="not run: TRITON_INTERPRET=1 interprets kernels")
+def test_kernels_in_the_interpreter_have_the_same_bits() -> None:
+    pytest.importorskip("triton", reason="not run: triton is not installed (fourbit[hw])")
+    from hw import ops as kernels
+
+    case = make(LOW)
+    out, grads = run(case)
+    case.setting = replace(case.setting, ops=kernels)
+    again, same = run(case)
+    assert torch.equal(out, again) and all(torch.equal(grads[key], same[key]) for key in grads)
