@@ -50,12 +50,13 @@ class Report:
         rows = [head]
         for group in self._groups():
             line, places = group[0], [other.place for other in group if other.place]
-            name = line.name if len(group) == 1 else _starred(line)
+            name = (line.name or "(the model)") if len(group) == 1 else _starred(line)
             shape = " x ".join(map(str, line.shape))
             rows.append((name, line.kind, shape, _spans(places), line.part, line.x, line.w, line.g))
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         table = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        total = f"{len(self.lines)} modules follow recipe {self.recipe}, {len(self.left)} are left alone"
+        plural = "module follows" if len(self.lines) == 1 else "modules follow"
+        total = f"{len(self.lines)} {plural} recipe {self.recipe}, {len(self.left)} left alone"
         left = [f"left alone  {name or '(the model)'}: {reason}" for name, reason in self.left]
         return "\n".join([total, *table, *left, *(f"note  {note}" for note in self.notes)])
 

@@ -203,7 +203,7 @@ def test_a_part_of_a_model_can_be_removed_first() -> None:
 def test_the_report_says_what_follows_what() -> None:
     text = str(reference.apply(make(), "fourbit"))
     lines = [line.split() for line in text.splitlines()]
-    assert text.startswith("12 modules follow recipe fourbit, 1 are left alone")
+    assert text.startswith("12 modules follow recipe fourbit, 1 left alone")
     assert "layers.*.a linear 128 x 64 0-4 of 6 most layers NVFP4_46 NVFP4 MXFP8".split() in lines
     assert "layers.5.b linear 64 x 128 5 of 6 the last 1/6 of the layers MXFP8 MXFP8 MXFP8".split() in lines
     assert lines[-1] == "left alone head: the output head".split()
@@ -480,6 +480,16 @@ def test_importing_reference_imports_nothing() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="has no attribute 'aply'"):
         reference.aply  # noqa: B018
+
+
+def test_the_model_itself_may_be_a_linear_layer() -> None:
+    model = nn.Linear(D, D)
+    out = model(X)
+    report = str(reference.apply(model, "mxfp8"))
+    assert report.startswith("1 module follows recipe mxfp8, 0 left alone") and "(the model)  linear" in report
+    assert not torch.equal(model(X), out)
+    reference.remove(model)
+    assert type(model) is nn.Linear and torch.equal(model(X), out)
 
 
 def test_a_recipe_of_one_s_own() -> None:
