@@ -9,7 +9,6 @@ A Blackwell multiplies many operands as they are stored (`products_native`); tho
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -18,16 +17,14 @@ import torch
 from torch import Tensor
 
 from numerics import E8M0, BlockTensor
-from numerics.cache import cached
 from numerics.ops import Operand
-from numerics.partition import Partition
 
 from . import products_native
 from .casts import refuse, require_known
 from .kernel_decode import decode
 from .kernel_decode_nvfp4 import decode_nvfp4
 from .packed import PackedTensor, packed_bytes
-from .sources import numbered, sent
+from .sources import lines, numbered
 
 
 def decoded(
@@ -45,7 +42,10 @@ def decoded(
         flat, scales = packed_bytes(q).reshape(rows, q.shape[-1] // 2), q.scales.reshape(rows, q.scales.shape[-1])
         return decode_nvfp4(flat, scales.contiguous()).view(q.shape), None
     rows, columns = q.shape[:-1].numel(), q.scales.shape[-1]
-    table = _lines(tuple(q.shape), q.axis, q.fmt.block, q.fmt.tile, q.groups, str(q.scales.device))
+    along = q.axis == len(q.shape) - 2
+    matrices, length = q.shape[:-2].numel(), q.shape[-2] if len(q.shape) > 1 else 1
+    step, groups = (q.fmt.block, q.groups) if along else (q.fmt.tile, None)
+    table = lines(matrices, length, step, groups, str(q.scales.device))
     across = q.fmt.block if q.axis == len(q.shape) - 1 else q.fmt.tile
     codes = q.codes.reshape(rows, q.shape[-1]).contiguous()
     scales, powers = q.scales.reshape(q.scales.shape[:-1].numel(), columns).contiguous(), q.fmt.scale is E8M0
@@ -59,19 +59,6 @@ def per_row(q: BlockTensor) -> Tensor:
     if q.outer.shape[-1] != 1 or q.outer_block is not None:
         raise refuse("outer scales that vary along a row")
     return q.outer.expand(*q.shape[:-1], 1).reshape(-1).contiguous()
-
-
-@cached(maxsize=64)
-def _lines(
-    shape: tuple[int, ...], axis: int, block: int, tile: int, groups: tuple[int, ...] | None, device: str
-) -> Tensor:
-    """int32 (rows,): which line of scales each row of codes has, both counted through all leading axes."""
-    length = shape[-2] if len(shape) > 1 else 1
-    along = axis == len(shape) - 2
-    step, cuts = (block, groups) if along else (tile, None)
-    own = Partition.of(length, step, cuts)
-    lines = torch.arange(math.prod(shape[:-2]))[:, None] * own.blocks + own.block_of[None, :]
-    return sent(lines.flatten().to(torch.int32), device)
 
 
 def pair(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
