@@ -31,6 +31,12 @@ def _train(argv: list[str]) -> int:
     return train.main(argv, operations)
 
 
+def _tokenize(argv: list[str]) -> int:
+    from reference import tokenizing
+
+    return tokenizing.main(argv)
+
+
 def _study(argv: list[str]) -> int:
     from studies import study
 
@@ -141,6 +147,7 @@ class Command:
 COMMANDS: dict[str, Command] = {
     "demo": Command("train one small model under four recipes and write a report", _demo),
     "train": Command("train a model under a recipe", _train),
+    "tokenize": Command("train a tokenizer and write tokenized shards to train on", _tokenize),
     "monitor": Command("show what a run's monitor has seen: table, figure, TensorBoard", _monitor),
     "recipes": Command("print a recipe of number formats role by role, or what two differ in", _recipes),
     "study": Command("list, run NAME or report: questions, measurements and figures", _study),
