@@ -87,12 +87,12 @@ def parse_tokenizer(contents: bytes, name: str, end_token: str | None = None) ->
     """
     try:
         tree = json.loads(contents)
-        model, added = tree["model"], {entry["content"]: int(entry["id"]) for entry in tree.get("added_tokens") or ()}
+        model, added = tree["model"], {entry["content"]: entry["id"] for entry in tree.get("added_tokens") or ()}
         vocab = model["vocab"]
-        own = dict(vocab) if isinstance(vocab, dict) else {entry[0]: i for i, entry in enumerate(vocab)}
-        ids = {token: int(i) for token, i in {**own, **added}.items()}
+        own = dict(vocab) if isinstance(vocab, dict) else {token: i for i, (token, _) in enumerate(vocab)}
+        ids = {**own, **added}
         highest = max(ids.values())
-        if min(ids.values()) < 0 or highest >= LARGEST:
+        if not all(type(token) is str and type(i) is int and 0 <= i < LARGEST for token, i in ids.items()):
             raise ValueError
         dropout, level = model.get("dropout"), _byte_level(tree)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):

@@ -20,6 +20,7 @@ ROOT = Path(fourbit.__file__).resolve().parent
 MODULES = {
     "demo": "studies.demo",
     "train": "reference.train",
+    "tokenize": "reference.tokenizing",
     "monitor": "studies.monitor_plot",
     "recipes": "reference.recipe_table",
     "study": "studies.study",
