@@ -211,7 +211,7 @@ def read_index(folder: Path) -> Index:
             f"data: index {str(path)!r} has version {named[1]!r}, this fourbit reads {VERSION}; make the folder again "
             "with fourbit tokenize"
         )
-    if tree.get("dtype") not in _DTYPES:
+    if tree.get("dtype") not in list(_DTYPES):  # a list, for what cannot be a key
         raise ValueError(
             f"data: index {str(path)!r} has dtype {tree.get('dtype')!r}, not {' or '.join(_DTYPES)}; {_AGAIN}"
         )
