@@ -98,7 +98,10 @@ def _parts(documents: list[Document], characters: bool) -> tuple[list[Document],
         cut = cut_of(name, text, characters)
         return [(name, text[:cut])], [(name, text[cut:])]
     held_out = chooser(name for name, _ in documents)
-    return [d for d in documents if not held_out(d[0])], [d for d in documents if held_out(d[0])]
+    parts: tuple[list[Document], list[Document]] = ([], [])
+    for document in documents:
+        parts[held_out(document[0])].append(document)
+    return parts
 
 
 def _bytes(source: Source, documents: list[Document]) -> Corpus:

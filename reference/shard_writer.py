@@ -15,9 +15,7 @@ from typing import BinaryIO
 
 from .shards import Shard, sampled_digest
 from .text import Document
-from .tokenization import Encoder
-
-_BATCH = 4 << 20  # bytes of text that are encoded together
+from .tokenization import BATCH, Encoder
 
 
 class PartWriter:
@@ -69,7 +67,7 @@ class PartWriter:
         if self._number >= self._there:
             self._waiting.append((name, text))
             self._held += len(text)
-            if self._held >= _BATCH:
+            if self._held >= BATCH:
                 self._encode()
         if self._bytes >= self._limit:
             self._end()

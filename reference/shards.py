@@ -272,11 +272,11 @@ def _require_file(path: Path, shard: Shard, index: Index) -> None:
             f"data: file {str(path)!r} has {there} bytes, not the {size} of {shard.tokens} tokens in {index.dtype}: it "
             f"is {'truncated' if there < size else 'longer'} or of another dtype; {_AGAIN}"
         )
-    with open(path, "rb") as file:
-        for at in sampled_places(size):
-            file.seek(at)
-            require_tokens(path, np.frombuffer(file.read(_PIECE), dtype), at // dtype.itemsize, index.vocab)
-    if sampled_digest(path) != shard.sampled:
+
+    def check(at: int, piece: bytes) -> None:
+        require_tokens(path, np.frombuffer(piece, dtype), at // dtype.itemsize, index.vocab)
+
+    if sampled_digest(path, check) != shard.sampled:
         raise _changed(path)
 
 
@@ -292,12 +292,14 @@ def sampled_places(size: int) -> list[int]:
     return [i * (size - _PIECE) // (_PIECES - 1) // 4 * 4 for i in range(_PIECES - 1)] + [size - _PIECE]
 
 
-def sampled_digest(path: Path) -> str:
-    """sha256, hex, of a file's size and its pieces at `sampled_places`."""
+def sampled_digest(path: Path, check: Callable[[int, bytes], Any] = lambda *_: None) -> str:
+    """sha256, hex, of a file's size and its pieces at `sampled_places`; `check` is shown these."""
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with open(path, "rb") as file:
         for at in sampled_places(size):
             file.seek(at)
-            digest.update(file.read(_PIECE))
+            piece = file.read(_PIECE)
+            check(at, piece)
+            digest.update(piece)
     return digest.hexdigest()

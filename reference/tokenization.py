@@ -14,24 +14,26 @@ before white space.
 """
 
 import hashlib
+import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from .text import Document
 
+T = TypeVar("T")
 END = "<|endoftext|>"
 # in this order, the names that a token at the end of a document goes by
 ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
 PIECE = 1 << 20  # characters: the library keeps more than 100 bytes a token while it encodes
 SMALLEST = 257  # tokens: every byte, and the end
 LARGEST = 1 << 24
-_BATCH = 4 << 20  # bytes that are encoded together, on all cores
+BATCH = 4 << 20  # bytes or characters that are encoded together, on all cores
 _BYTES = frozenset(map(chr, [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]))
 _CUT = re.compile(r"(?<=\S)\s")
 
@@ -148,7 +150,7 @@ class Encoder:
         """The tokens of each document, with one more at its end.
 
         Args:
-            documents: of a few megabytes; they are encoded on all cores.
+            documents: of a few megabytes together, so that all cores encode them.
 
         Returns:
             Arrays (tokens,) of the tokenizer's dtype.
@@ -157,30 +159,35 @@ class Encoder:
             ValueError: one that is not UTF-8.
         """
         cut = [list(pieces(_decoded(name, text))) for name, text in documents]
-        flat = iter(self._own.encode_batch_fast([piece for own in cut for piece in own], add_special_tokens=False))
-        found = []
+        encoded = self._encoded(piece for own in cut for piece in own)
+        end = np.array([self.tokenizer.end], dtype=self.tokenizer.dtype)
+        found, table = [], self.tokenizer.token_bytes
         for own, (_, text) in zip(cut, documents, strict=True):
-            ids = [i for _ in own for i in next(flat).ids]
-            tokens = np.array([*ids, self.tokenizer.end], dtype=self.tokenizer.dtype)
+            tokens = np.concatenate([*itertools.islice(encoded, len(own)), end])
             found.append(tokens)
-            table = self.tokenizer.token_bytes
             self.lossless = self.lossless and table is not None and int(table[tokens].sum()) == len(text)
         return found
 
     def stream(self, documents: Iterable[Document]) -> Iterator[np.ndarray]:
         """The tokens of each document, as `encode`, a few megabytes of them at a time."""
-        for group in batched(documents):
+        for group in _batched(documents, lambda document: len(document[1])):
             yield from self.encode(group)
 
+    def _encoded(self, flat: Iterable[str]) -> Iterator[np.ndarray]:
+        """The tokens of each piece; of a long document, not of all pieces at a time."""
+        for group in _batched(flat, len):
+            for encoding in self._own.encode_batch_fast(group, add_special_tokens=False):
+                yield np.array(encoding.ids, dtype=self.tokenizer.dtype)
 
-def batched(documents: Iterable[Document], size: int = _BATCH) -> Iterator[list[Document]]:
-    """Lists of documents of about `size` bytes together."""
-    group: list[Document] = []
+
+def _batched(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Lists of items of about BATCH together."""
+    group: list[T] = []
     held = 0
-    for document in documents:
-        group.append(document)
-        held += len(document[1])
-        if held >= size:
+    for item in items:
+        group.append(item)
+        held += size_of(item)
+        if held >= BATCH:
             yield group
             group, held = [], 0
     if group:

@@ -478,6 +478,16 @@ def test_text_with_a_tokenizer_trains_like_its_shards(
     assert fourbit.main([*words, "--end-token", "nope"]) == 2
 
 
+def test_tokens_of_other_text_have_another_digest(made: Path, tmp_path: Path) -> None:
+    """Of as many tokens, too."""
+    path = tmp_path / "a.txt"
+    found = set()
+    for text in ("the cat " * 20, "cat the " * 20, "the cat " * 20):
+        path.write_text(text)
+        found.add(load_corpus(str(path), made / "tokenizer.json").digest)
+    assert len(found) == 2
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

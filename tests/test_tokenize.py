@@ -20,7 +20,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from token_folders import arrays, decoded, documents, json_lines, sides, token_texts
+from token_folders import arrays, decoded, documents, held_out, json_lines, sides, token_texts
 
 import fourbit
 from reference import shard_writer, tokenization
@@ -131,7 +131,9 @@ def test_a_byte_level_tokenizer_that_loses_bytes_is_noticed(bpe: bytes) -> None:
     encoder = Encoder(parse_tokenizer(json.dumps(tree).encode(), "spaced"), "spaced")
     encoder.encode([("a", b" cat")])
     assert encoder.lossless
-    encoder.encode([("a", b"cat")])
+    encoder.encode([("a", b"cat"), ("b", b" cat")])
+    assert not encoder.lossless
+    encoder.encode([("a", b" cat")])
     assert not encoder.lossless
 
 
@@ -215,6 +217,10 @@ def test_files_of_text_and_a_single_one(tmp_path: Path) -> None:
     tokenize(TokenizeConfig(tmp_path / "s", str(tmp_path / "one.txt"), vocab=257, progress="hide"))
     assert decoded(tmp_path / "s", "train") == ["é".encode() * 37]
     assert decoded(tmp_path / "s", "heldout") == ["é".encode() * 3]
+    (tmp_path / "two.txt").write_text("猫" * 31)  # a thirteenth of 93 bytes begins inside a character
+    tokenize(TokenizeConfig(tmp_path / "t", str(tmp_path / "two.txt"), vocab=257, progress="hide"))
+    assert decoded(tmp_path / "t", "train") == ["猫".encode() * 28]
+    assert decoded(tmp_path / "t", "heldout") == ["猫".encode() * 3]
     for i in range(60):
         (tmp_path / f"many{i}.txt").write_text(f"<{i}>")
     tokenize(TokenizeConfig(tmp_path / "m", str(tmp_path / "many*.txt"), vocab=300, progress="hide"))
@@ -243,6 +249,56 @@ def test_a_large_vocabulary_takes_32_bits(config: TokenizeConfig, bpe: bytes, tm
     assert (index.dtype, index.vocab, index.end) == ("uint32", 70001, 70000)
     assert decoded(config.out, "heldout") == sides(tmp_path / "text.jsonl", TEXTS)["heldout"]
     assert load_corpus(str(config.out)).vocab == 70001
+
+
+class Stop(Exception):
+    """An interruption."""
+
+
+def stopped_after(config: TokenizeConfig, files: int) -> None:
+    """Tokenize until that many files are finished."""
+    kept = shard_writer.PartWriter._keep
+
+    def keep(part: shard_writer.PartWriter) -> None:
+        kept(part)
+        if len(list(config.out.glob("*.bin"))) == files:
+            raise Stop
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(shard_writer.PartWriter, "_keep", keep)
+        tokenize(config)
+
+
+def test_a_file_ends_where_the_text_reaches_the_limit(config: TokenizeConfig, tmp_path: Path) -> None:
+    """Documents of 100 bytes, three a file; and text that ends after two of three finished files is missed."""
+    texts = [f"{i:03d}" + " word" * 19 + "\n?" for i in range(60)]
+    assert {len(text.encode()) for text in texts} == {100}
+    path = json_lines(tmp_path / "even.jsonl", texts)
+    config = dataclasses.replace(config, data=str(path), shard_bytes=300)
+    train = len(sides(path, texts)["train"])
+    stopped_after(config, 3)
+    six = next(n for n in range(60) if sum(not held_out(f"even.jsonl:{i}") for i in range(1, n + 1)) == 6)
+    json_lines(path, texts[:six])
+    with pytest.raises(ValueError, match=r"the text of '.*train-00002\.bin' has changed since it was tokenized"):
+        tokenize(config)
+    json_lines(path, texts)
+    counts = [shard.documents for shard in tokenize(config).shards["train"]]
+    assert counts[:-1] == [3] * ((train - 1) // 3) and sum(counts) == train
+
+
+def test_a_loss_before_an_interruption_is_not_forgotten(config: TokenizeConfig, bpe: bytes, tmp_path: Path) -> None:
+    """Only the first document stands for a byte more than it has."""
+    tree = json.loads(bpe)
+    tree["pre_tokenizer"]["add_prefix_space"] = True
+    (tmp_path / "spaced.json").write_text(json.dumps(tree))
+    path = json_lines(tmp_path / "text.jsonl", [TEXTS[0], *(f" {text}" for text in TEXTS[1:])])
+    config = dataclasses.replace(config, data=str(path), vocab=4096, tokenizer=tmp_path / "spaced.json")
+    stopped_after(config, 2)
+    assert not tokenize(config).lossless
+    path = json_lines(tmp_path / "text.jsonl", [f" {text}" for text in TEXTS])
+    config = dataclasses.replace(config, out=tmp_path / "other")
+    stopped_after(config, 2)
+    assert tokenize(config).lossless
 
 
 def killed_after(config: TokenizeConfig, files: int) -> None:
@@ -277,19 +333,8 @@ def test_a_killed_run_goes_on_to_the_same_files(config: TokenizeConfig, tmp_path
     assert all((config.out / name).stat().st_mtime_ns == when for name, when in there.items())
 
 
-def test_a_text_that_changed_in_between_is_noticed(config: TokenizeConfig, tmp_path: Path, monkeypatch: Any) -> None:
-    class Stop(Exception):
-        pass
-
-    def interrupted(part: shard_writer.PartWriter) -> None:
-        kept(part)
-        if len(part.shards) == 2:
-            raise Stop
-
-    kept = shard_writer.PartWriter._keep
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(shard_writer.PartWriter, "_keep", interrupted)
-        tokenize(config)
+def test_a_text_that_changed_in_between_is_noticed(config: TokenizeConfig, tmp_path: Path) -> None:
+    stopped_after(config, 2)
     assert len(list(config.out.glob("*.bin"))) >= 2 and not list(config.out.glob(".*.tmp"))
     json_lines(tmp_path / "text.jsonl", [*TEXTS[:20], "new", *TEXTS[20:]])
     with pytest.raises(ValueError, match=r"the text of '.*-0000[01]\.bin' has changed since it was tokenized; restore"):
