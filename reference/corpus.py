@@ -12,6 +12,7 @@ the bytes of exactly the tokens that were predicted.
 Shapes: B sequences, S tokens per sequence. Exact: everything here is integer arithmetic.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -122,9 +123,12 @@ def batch(
         ValueError: the split is shorter than one sequence and its last target.
     """
     require_sequences(split, "corpus", 1, length)
-    key = np.array([seed, step], dtype=np.uint64)
-    words = np.random.Philox(key=key).random_raw(sequences)
-    return _gather(split, words[rows] % np.uint64(len(split) - length), length)
+
+    def starts(step: int) -> np.ndarray:
+        words = np.random.Philox(key=np.array([seed, step], dtype=np.uint64)).random_raw(sequences)
+        return words[rows] % np.uint64(len(split) - length)
+
+    return _gather_ahead(split, starts, step, length)
 
 
 def epoch_batch(
@@ -142,8 +146,12 @@ def epoch_batch(
     first, stop, stride = rows.indices(sequences)
     if stride != 1:
         raise ValueError(f"rows {rows} cannot be used; use rows one after the other")
-    windows = epoch_windows((step - 1) * sequences + first, max(0, stop - first), (len(split) - 1) // length, seed)
-    return _gather(split, windows * np.uint64(length), length)
+    count, windows = max(0, stop - first), (len(split) - 1) // length
+
+    def starts(step: int) -> np.ndarray:
+        return epoch_windows((step - 1) * sequences + first, count, windows, seed) * np.uint64(length)
+
+    return _gather_ahead(split, starts, step, length)
 
 
 def heldout_batch(split: Split, sequences: int, length: int) -> tuple[Tensor, Tensor]:
@@ -199,6 +207,18 @@ def require_vocabulary(corpus: Corpus, vocab: int) -> None:
             f"model.vocab {vocab} is smaller than the {corpus.vocab} tokens of {corpus.description}; use --model.vocab "
             f"{corpus.vocab} or more"
         )
+
+
+def _gather_ahead(split: Split, starts: Callable[[int], np.ndarray], step: int, length: int) -> tuple[Tensor, Tensor]:
+    """The sequences of a step. A split on a disk is told of all of them before the first is read, and then of the next
+    step's, which it reads while this one is computed; it changes no token."""
+    now, hint = starts(step), getattr(split, "will_need", None)
+    if hint is not None:
+        hint(now, length + 1)
+    found = _gather(split, now, length)
+    if hint is not None:
+        hint(starts(step + 1), length + 1)
+    return found
 
 
 def _gather(split: Split, starts: np.ndarray, length: int) -> tuple[Tensor, Tensor]:

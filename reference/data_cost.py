@@ -27,6 +27,7 @@ from .corpus import Split, batch, epoch_batch, require_sequences
 from .data import load_corpus
 from .model import ModelConfig
 from .monitor_cost import Steps
+from .token_maps import Tokens
 
 TARGET = 0.01
 _ORDERS = {"random": batch, "epoch": epoch_batch}
@@ -108,14 +109,14 @@ def _seconds(config: DataCostConfig, draw: Callable[..., object], split: Split, 
     return time.perf_counter() - began
 
 
-def _random_map(path: Path, tokens: int) -> np.ndarray:
+def _random_map(path: Path, tokens: int) -> Tokens:
     """A map of this many random tokens, written a part at a time."""
     words = np.random.Generator(np.random.Philox(key=0))
     with open(path, "wb") as file:
         for first in range(0, tokens, _PART):
             part = words.integers(0, _VOCAB, min(_PART, tokens - first), dtype=np.uint16)
             file.write(part.tobytes())
-    return np.memmap(path, np.uint16, "r", shape=(tokens,))
+    return Tokens([path], np.dtype(np.uint16), _VOCAB)
 
 
 def main(argv: list[str], ops: ModuleType) -> int:

@@ -12,7 +12,6 @@ is `verify`, for whoever asks. Tokens beyond the vocabulary are refused there, a
 Exact: tokens are integers; the maps are read only, and a batch copies its sequences alone.
 """
 
-import bisect
 import hashlib
 import itertools
 import json
@@ -25,6 +24,7 @@ import numpy as np
 
 from .checkpoint import read_json
 from .corpus import Corpus
+from .token_maps import AGAIN, Tokens, require_tokens
 from .tokenization import LARGEST, Tokenizer, parse_tokenizer
 
 INDEX = "shards.json"
@@ -36,7 +36,6 @@ PARTS = ("train", "heldout")
 _DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 _PIECE, _PIECES = 4096, 64
 _BLOCK = 1 << 24  # bytes that `verify` reads at once
-_AGAIN = "restore it, or make the folder again with fourbit tokenize"
 
 
 @dataclass(frozen=True)
@@ -105,47 +104,6 @@ class Index:
         }
 
 
-class Tokens:
-    """Memory maps one after the other, read like one array (tokens,)."""
-
-    def __init__(self, folder: Path, shards: tuple[Shard, ...], dtype: np.dtype, vocab: int) -> None:
-        """Map the files, whose sizes are those of `shards`."""
-        self.dtype, self._vocab = dtype, vocab
-        self._paths = [folder / shard.file for shard in shards]
-        self._maps = [
-            np.memmap(path, dtype, "r", shape=(shard.tokens,)) for path, shard in zip(self._paths, shards, strict=True)
-        ]
-        self._ends = list(itertools.accumulate(shard.tokens for shard in shards))
-
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    def __getitem__(self, part: slice) -> np.ndarray:
-        """A copy of consecutive tokens. ValueError for a step, or a token beyond the vocabulary."""
-        start, stop, step = part.indices(len(self))
-        if step != 1:
-            raise ValueError(f"step {step} cannot be used; take tokens one after the other")
-        found = []
-        while start < stop:
-            number = bisect.bisect_right(self._ends, start)
-            begin = self._ends[number] - len(self._maps[number])
-            tokens = self._maps[number][start - begin : stop - begin]
-            require_tokens(self._paths[number], tokens, start - begin, self._vocab)
-            found.append(tokens)
-            start += len(tokens)
-        return np.concatenate(found) if found else np.empty(0, dtype=self.dtype)
-
-
-def require_tokens(path: Path, tokens: np.ndarray, first: int, vocab: int) -> None:
-    """Raises ValueError if one of `tokens`, at `first` and on in the file, is not below `vocab`."""
-    if len(tokens) and int(tokens.max()) >= vocab:
-        at = int(np.argmax(tokens >= vocab))
-        raise ValueError(
-            f"data: file {str(path)!r} has token {int(tokens[at])} at {first + at}, beyond its vocabulary of {vocab}; "
-            f"{_AGAIN}"
-        )
-
-
 def read_shards(folder: Path) -> Corpus:
     """Open a folder of shards.
 
@@ -158,7 +116,8 @@ def read_shards(folder: Path) -> Corpus:
     for part in PARTS:
         for shard in index.shards[part]:
             _require_file(folder / shard.file, shard, index)
-    parts = {part: Tokens(folder, index.shards[part], _DTYPES[index.dtype], index.vocab) for part in PARTS}
+    paths = {part: [folder / shard.file for shard in index.shards[part]] for part in PARTS}
+    parts = {part: Tokens(paths[part], _DTYPES[index.dtype], index.vocab) for part in PARTS}
     return Corpus(
         train=parts["train"],
         heldout=parts["heldout"],
@@ -213,18 +172,18 @@ def read_index(folder: Path) -> Index:
         )
     if tree.get("dtype") not in list(_DTYPES):  # a list, for what cannot be a key
         raise ValueError(
-            f"data: index {str(path)!r} has dtype {tree.get('dtype')!r}, not {' or '.join(_DTYPES)}; {_AGAIN}"
+            f"data: index {str(path)!r} has dtype {tree.get('dtype')!r}, not {' or '.join(_DTYPES)}; {AGAIN}"
         )
     try:
         index = _parsed(tree)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         told = f"entry {error} is missing" if isinstance(error, KeyError) else error
-        raise ValueError(f"data: index {str(path)!r} is damaged ({told}); {_AGAIN}") from None
+        raise ValueError(f"data: index {str(path)!r} is damaged ({told}); {AGAIN}") from None
     most = np.iinfo(_DTYPES[index.dtype]).max
     if not 0 <= index.end < index.vocab <= min(LARGEST, int(most) + 1):
         raise ValueError(
             f"data: index {str(path)!r} has vocab {index.vocab} and end {index.end}, which {index.dtype} cannot hold; "
-            f"{_AGAIN}"
+            f"{AGAIN}"
         )
     return index
 
@@ -251,12 +210,12 @@ def _tokenizer(folder: Path, index: Index) -> Tokenizer:
     path = folder / TOKENIZER
     contents = path.read_bytes() if path.is_file() else b""
     if hashlib.sha256(contents).hexdigest() != index.tokenizer_sha256:
-        raise ValueError(f"data: tokenizer {str(path)!r} is not the one of {INDEX}; {_AGAIN}")
+        raise ValueError(f"data: tokenizer {str(path)!r} is not the one of {INDEX}; {AGAIN}")
     tokenizer = parse_tokenizer(contents, str(path), index.job.get("end_token"))
     if (tokenizer.vocab, tokenizer.end) != (index.vocab, index.end):
         raise ValueError(
             f"data: index {str(folder / INDEX)!r} has vocab {index.vocab} and end {index.end}, its tokenizer "
-            f"{tokenizer.vocab} and {tokenizer.end}; {_AGAIN}"
+            f"{tokenizer.vocab} and {tokenizer.end}; {AGAIN}"
         )
     return tokenizer
 
@@ -266,11 +225,11 @@ def _require_file(path: Path, shard: Shard, index: Index) -> None:
     dtype = _DTYPES[index.dtype]
     there, size = path.stat().st_size if path.is_file() else None, shard.tokens * dtype.itemsize
     if there is None:
-        raise ValueError(f"data: file {str(path)!r} of {INDEX} is missing; {_AGAIN}")
+        raise ValueError(f"data: file {str(path)!r} of {INDEX} is missing; {AGAIN}")
     if there != size:
         raise ValueError(
             f"data: file {str(path)!r} has {there} bytes, not the {size} of {shard.tokens} tokens in {index.dtype}: it "
-            f"is {'truncated' if there < size else 'longer'} or of another dtype; {_AGAIN}"
+            f"is {'truncated' if there < size else 'longer'} or of another dtype; {AGAIN}"
         )
 
     def check(at: int, piece: bytes) -> None:
@@ -281,7 +240,7 @@ def _require_file(path: Path, shard: Shard, index: Index) -> None:
 
 
 def _changed(path: Path) -> ValueError:
-    return ValueError(f"data: file {str(path)!r} has changed since it was written; {_AGAIN}")
+    return ValueError(f"data: file {str(path)!r} has changed since it was written; {AGAIN}")
 
 
 def sampled_places(size: int) -> list[int]:

@@ -32,7 +32,8 @@ from reference.corpus import batch, epoch_batch, heldout_batch
 from reference.data import load_corpus
 from reference.log import read_log
 from reference.model import ModelConfig
-from reference.shards import Shard, Tokens, read_shards, sampled_digest, sampled_places, verify
+from reference.shards import read_shards, sampled_digest, sampled_places, verify
+from reference.token_maps import Tokens
 from reference.tokenizing import TokenizeConfig, tokenize
 from reference.train import train
 
@@ -60,11 +61,10 @@ def folder(made: Path, tmp_path: Path) -> Path:
 def shards_of(folder: Path, sizes: list[int], dtype: str) -> tuple[Tokens, np.ndarray]:
     """Files of these many tokens, and all tokens together."""
     whole = np.random.default_rng(sum(sizes)).integers(0, 50_000, sum(sizes)).astype(dtype)
-    shards = []
-    for number, tokens in enumerate(np.split(whole, np.cumsum(sizes)[:-1])):
-        tokens.tofile(folder / f"train-{number:05d}.bin")
-        shards.append(Shard(f"train-{number:05d}.bin", len(tokens), 1, 1, "", "", ""))
-    return Tokens(folder, tuple(shards), np.dtype(dtype), 50_000), whole
+    paths = [folder / f"train-{number:05d}.bin" for number in range(len(sizes))]
+    for path, tokens in zip(paths, np.split(whole, np.cumsum(sizes)[:-1]), strict=True):
+        tokens.tofile(path)
+    return Tokens(paths, np.dtype(dtype), 50_000), whole
 
 
 @settings(deadline=None, max_examples=60)
@@ -94,6 +94,24 @@ def test_batches_are_those_of_the_same_tokens_in_memory(made: Path, draw: type[b
         heldout_batch(corpus.heldout, 8, 33), heldout_batch(arrays(made, "heldout"), 8, 33), strict=True
     ):
         assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("draw", [batch, epoch_batch])
+def test_a_disk_is_told_of_this_step_before_it_is_read_and_then_of_the_next(
+    draw: type[batch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, whole = shards_of(tmp_path, [700, 1, 4000], "<u2")
+    told: list[Any] = []
+    hint, read = Tokens.will_need, Tokens.__getitem__
+    monkeypatch.setattr(Tokens, "will_need", lambda self, *a: (told.append((a[0].tolist(), a[1])), hint(self, *a)))
+    monkeypatch.setattr(Tokens, "__getitem__", lambda self, part: (told.append(part), read(self, part))[1])
+    rows = slice(2, 5)
+    assert torch.equal(draw(tokens, 3, 7, 6, 400, rows)[0], draw(whole, 3, 7, 6, 400, rows)[0])
+    assert [type(one) for one in told] == [tuple, slice, slice, slice, tuple]
+    for step, (starts, count) in ((7, told[0]), (8, told[-1])):
+        assert count == 401
+        own = torch.stack([torch.from_numpy(whole[i : i + 400].astype(np.int64)) for i in starts])
+        assert torch.equal(own, draw(whole, 3, step, 6, 400, rows)[0])
 
 
 def test_bytes_keep_their_batches() -> None:
