@@ -19,14 +19,23 @@ THRESHOLDS = ("raise_error", "raise_output", "raise_flush", "raise_saturation", 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Train a small mixture-of-experts language model on bytes; the same command in the same folder resumes."""
+    """Train a small mixture-of-experts language model on text; the same command in the same folder resumes."""
 
     out: Path
     """Run folder; made if missing, resumed if it holds this run."""
     preset: str = "fourbit"
     """Recipe of number formats, such as bf16, mxfp8 or fourbit; `fourbit recipes` lists them."""
     data: str | None = None
-    """Text file, folder or glob to train on; Python's own standard library if left out."""
+    """What to train on: a text file, JSON Lines (.jsonl), parquet, a folder of them, a glob, or a folder of tokenized
+    shards that `fourbit tokenize` has written; Python's own standard library if left out."""
+    tokenizer: Path | None = None
+    """Tokenizer file of the library `tokenizers` that makes tokens of the text; bytes if left out, shards have one."""
+    end_token: str | None = None
+    """Token of that file to end documents with; found by its usual names if left out."""
+    text_field: str = "text"
+    """Field of JSON Lines, or column of parquet, with the text."""
+    order: Literal["random", "epoch"] = "random"
+    """Sequences from anywhere in the text, or each window of it once an epoch, in an order of the seed."""
     steps: int = 300
     """Optimizer steps of the whole run."""
     batch: int = 4
@@ -146,6 +155,7 @@ def check(config: TrainConfig) -> None:
     c, finite = config, math.inf
     summing = [name for name in ACCUMULATORS if name != "library" or not c.deterministic]
     rules = [
+        ("order", c.order in ("random", "epoch"), "use 'random' or 'epoch'"),
         ("steps", c.steps >= 1, "use 1 or more"),
         ("grain", c.grain >= 1, "use 1 or more"),
         ("batch", c.batch >= 1 and c.batch % max(1, c.grain) == 0, f"use a multiple of grain {c.grain}"),

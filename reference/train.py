@@ -38,7 +38,7 @@ from tqdm import tqdm
 
 from .board import Board, require_tensorboard
 from .config import THRESHOLDS, TrainConfig, check
-from .data import load_corpus, require_sequences
+from .data import Corpus, load_corpus, require_sequences, require_vocabulary
 from .guard import Guard, digest, reference_losses
 from .log import TrainingStopped, open_run, read_log, require_run_folder
 from .model import Transformer
@@ -59,6 +59,9 @@ _NOT_IDENTITY = (
 # fields that came later: left out at their defaults, so that a folder from before them is resumed
 _LATER = ("optimizer", "moments", "muon_momentum", "schedule", "decay_share", "decay_shape")
 
+# fields that runs of earlier versions had at their defaults, without noting them
+_LATER = ("tokenizer", "end_token", "text_field", "order")
+
 
 @dataclass(frozen=True)
 class Result:
@@ -69,7 +72,7 @@ class Result:
         train_losses: cross entropy of each step's batch, nats per token.
         heldout_losses: (step, held-out cross entropy in nats per token) of each evaluation.
         heldout_ce: held-out cross entropy after the last step, nats per token.
-        bits_per_byte: the same in bits; a token is a byte.
+        bits_per_byte: the same in bits per byte of the held-out text; the default's tokens are bytes.
         median_step_seconds: of a step without evaluation and checkpoint.
         folder: the run folder.
         resumed_from: the step that this call continued from: 0 for a new run, `steps` if it was finished already.
@@ -98,7 +101,7 @@ def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
     done = f"was finished already: {result.steps}" if result.resumed_from == result.steps else f"done: {result.steps}"
     print(
         f"{config.preset} in {result.folder} {done} steps, held-out {result.heldout_ce:.4f} nats "
-        f"({result.bits_per_byte:.4f} bits) per byte, {result.median_step_seconds:.3f} s a step"
+        f"a token, {result.bits_per_byte:.4f} bits a byte, {result.median_step_seconds:.3f} s a step"
         + ("" if result.saved_bytes is None else f", {result.saved_bytes / 1e6:.2f} MB saved for a backward")
     )
     return 0
@@ -126,9 +129,7 @@ def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str,
     reference = None if config.monitor_reference is None else reference_losses(config.monitor_reference, config.out)
     if config.tensorboard is not None:
         require_tensorboard(config.tensorboard)
-    corpus = load_corpus(config.data)
-    require_sequences(corpus.train, "training part", 1, config.model.sequence, corpus.description)
-    require_sequences(corpus.heldout, "held-out part", config.eval_sequences, config.model.sequence, corpus.description)
+    corpus = corpus_of(config)
     with _pinned(config.threads):
         model = _build(config, recipe, layers, ops)
         identity = _identity(config, ops, reference)
@@ -143,6 +144,15 @@ def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str,
                 )
             _steps(run, start, on_progress)
     return _result(config.out, start, *run.saved)
+
+
+def corpus_of(config: TrainConfig) -> Corpus:
+    """The corpus that `config` names. Raises ValueError as `load_corpus`, and for one that does not fit the run."""
+    corpus = load_corpus(config.data, config.tokenizer, config.text_field, config.end_token)
+    require_vocabulary(corpus, config.model.vocab)
+    require_sequences(corpus.train, "training part", 1, config.model.sequence, corpus.description)
+    require_sequences(corpus.heldout, "held-out part", config.eval_sequences, config.model.sequence, corpus.description)
+    return corpus
 
 
 def require_resumable(config: TrainConfig, ops: ModuleType) -> None:
@@ -210,7 +220,8 @@ def _identity(config: TrainConfig, ops: ModuleType, reference: dict[int, float] 
     """
     fields = {name: value for name, value in dataclasses.asdict(config).items() if name not in _NOT_IDENTITY}
     unset = [name for name in (*THRESHOLDS, "layer_presets", "products") if not fields[name]]
-    unset += [name for name in _LATER if fields[name] == getattr(TrainConfig, name)]
+    unset += [name for name in _LATER if getattr(config, name) == getattr(TrainConfig, name)]
+    fields["tokenizer"] = str(config.tokenizer)
     found = {"ops": ops.__name__} | {name: value for name, value in fields.items() if name not in unset}
     found["model"] = stated(config.model)
     if config.thresholds:
