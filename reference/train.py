@@ -56,11 +56,11 @@ _NOT_IDENTITY = (
     *("out", "progress", "activations", "monitor_every", "monitor_reference", "tensorboard", "raise_to"),
     "ops",  # told by the module's own name
 )
-# fields that came later: left out at their defaults, so that a folder from before them is resumed
-_LATER = ("optimizer", "moments", "muon_momentum", "schedule", "decay_share", "decay_shape")
-
 # fields that runs of earlier versions had at their defaults, without noting them
-_LATER = ("tokenizer", "end_token", "text_field", "order")
+_LATER = (
+    *("optimizer", "moments", "muon_momentum", "schedule", "decay_share", "decay_shape"),
+    *("tokenizer", "end_token", "text_field", "order"),
+)
 
 
 @dataclass(frozen=True)
