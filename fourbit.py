@@ -31,6 +31,12 @@ def _train(argv: list[str]) -> int:
     return train.main(argv, operations)
 
 
+def _tokenize(argv: list[str]) -> int:
+    from reference import tokenizing
+
+    return tokenizing.main(argv)
+
+
 def _study(argv: list[str]) -> int:
     from studies import study
 
@@ -88,6 +94,11 @@ def _bench(argv: list[str]) -> int:
         from reference import monitor_cost
 
         return monitor_cost.main(argv[1:], ops)
+    if argv[:1] == ["data"]:
+        from numerics import ops
+        from reference import data_cost
+
+        return data_cost.main(argv[1:], ops)
     if argv[:1] == ["matmul"]:
         from hw import bench_matmul
 
@@ -147,6 +158,7 @@ class Command:
 COMMANDS: dict[str, Command] = {
     "demo": Command("train one small model under four recipes and write a report", _demo),
     "train": Command("train a model under a recipe", _train),
+    "tokenize": Command("train a tokenizer and write tokenized shards to train on", _tokenize),
     "monitor": Command("show what a run's monitor has seen: table, figure, TensorBoard", _monitor),
     "recipes": Command("print a recipe of number formats role by role, or what two differ in", _recipes),
     "study": Command("list, run NAME or report: questions, measurements and figures", _study),
@@ -162,7 +174,7 @@ COMMANDS: dict[str, Command] = {
     "check": Command("say which quantizer made the bytes of a dump, or what is wrong with them", _check),
     "vectors": Command("write the conformance pack: golden vectors that need nothing else of fourbit", _vectors),
     "bench": Command(
-        "time the emulation, training or kernels: bench numerics|matmul|training|monitor|hw|experts", _bench
+        "time the emulation, training or kernels: bench numerics|matmul|training|data|monitor|hw|experts", _bench
     ),
     "formats": Command("print tables of the element and block formats", _formats),
     "show": Command("take one code of a format apart, or encode a number: show E4M3 0x6C", _show),

@@ -60,7 +60,7 @@ def router_gradient(g: Tensor, decoded: Tensor, slots: Tensor, signs: Tensor | N
     """The gradient of each weight of `numerics.ops.aggregate`, as `numerics.ops.router_gradient` up to its order.
 
     Args:
-        g: (T, D) bfloat16 or float32. decoded: float32 (R, D), rows that are still rotated. slots: int64 (T, K).
+        g: (T, D) bfloat16 or float32. decoded: likewise (R, D), rows that are still rotated. slots: int64 (T, K).
         signs: (32,) of +-1, of the Hadamard transform that the rows went through, or None; D is then a multiple of 32.
 
     Returns: float32 (T, K). The order of a sum depends on D alone.

@@ -29,11 +29,12 @@ from numerics.ops_arguments import draws, require_experts, require_operand, requ
 from numerics.partition import check_groups
 
 from .casts import along_features, along_tokens, plain, refuse, require_known
-from .grouped import decoded, row_factors, sums_of_columns, sums_of_rows
+from .grouped import decoded, per_row, row_factors, sums_of_columns, sums_of_rows
 from .indices import require_index
 from .kernel_aggregate import aggregate as sum_rows
 from .kernel_glu_backward import glu_backward as gradient_of_glu
 from .kernel_router import router_gradient as gradient_of_weights
+from .kernel_rows import rows as rows_in_bf16
 from .packed import packed_bytes
 from .sources import Source
 
@@ -82,8 +83,9 @@ def _words(fmt: Any, rounding: Any, random: Random | None) -> Random | None:
     return random
 
 
-def _sums(x: Operand, w: Operand, groups: Any, accumulator: str) -> tuple[Tensor, Tensor | None]:
-    """Product of rows and their experts' matrices, float32, and factors of its rows that are still to be applied."""
+def _sums(x: Operand, w: Operand, groups: Any, accumulator: str, rounded: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Product of rows and their experts' matrices, and factors of its rows that are still to be applied; float32, or
+    where the caller will round it to BF16 and no factor comes before, `rounded` by the library already."""
     if accumulator != "library":
         return matmul(x, w, accumulator, groups=groups), None
     offsets = check_groups(groups, x.shape[0])
@@ -96,7 +98,8 @@ def _sums(x: Operand, w: Operand, groups: Any, accumulator: str) -> tuple[Tensor
     for name, q in (("rows", x), ("matrices", w)):
         if isinstance(q, BlockTensor) and q.axis != len(q.shape) - 1:
             raise ValueError(f"{name} have their blocks along axis {q.axis}: the contraction is the last one")
-    return sums_of_rows(x, w, offsets), row_factors(x, w, offsets)
+    plain_sums = all(isinstance(q, Tensor) or q.outer is None for q in (x, w))
+    return sums_of_rows(x, w, offsets, rounded=rounded and plain_sums), row_factors(x, w, offsets)
 
 
 def gate_up_glu(
@@ -106,15 +109,16 @@ def gate_up_glu(
     require_experts(groups, x=x, w13=w13)
     if w13.shape[1] % 2:
         raise ValueError(f"w13 has shape {tuple(w13.shape)}: axis 1 stacks gate above up and must be even")
-    return glu_of_sums(*_sums(x, w13, groups, accumulator), hidden)
+    return glu_of_sums(*_sums(x, w13, groups, accumulator, rounded=True), hidden)
 
 
 def glu_of_sums(sums: Tensor, factors: Tensor | None, hidden: Cast) -> tuple[Operand, Tensor]:
-    """h and gate_up of `gate_up_glu` from the product's FP32 sums and the factors of its rows."""
-    gate_up = torch.empty_like(sums, dtype=torch.bfloat16)
-    source = Source(sums, None, factors, True, gate_up)
+    """h and gate_up of `gate_up_glu` from the product's sums, FP32 or already rounded, and the factors of its rows."""
+    done = sums.dtype == torch.bfloat16
+    gate_up = sums if done else torch.empty_like(sums, dtype=torch.bfloat16)
+    source = Source(sums, None, factors, True, None if done else gate_up)
     if hidden.fmt is None:
-        return source.tensor(), gate_up
+        return rows_in_bf16(source), gate_up
     require_known(hidden.fmt)
     _words(hidden.fmt, hidden.rounding, None)
     return along_features(source, hidden, (len(sums),), values=sums.is_cuda), gate_up
@@ -124,16 +128,17 @@ def down_to_wire(h: Operand, w2: Operand, groups: Any, wire: Wire, accumulator: 
     """See `numerics.ops.down_to_wire`."""
     require_experts(groups, h=h, w2=w2)
     require_kind(wire, Wire, "wire", "pass a Wire")
-    return wire_of_sums(*_sums(h, w2, groups, accumulator), wire)
+    return wire_of_sums(*_sums(h, w2, groups, accumulator, rounded=wire.fmt is None), wire)
 
 
 def wire_of_sums(sums: Tensor, factors: Tensor | None, wire: Wire) -> Operand:
-    """The payload of `down_to_wire` from the product's FP32 sums and the factors of its rows."""
+    """The payload of `down_to_wire` from the product's sums, FP32 or, for a BF16 wire, already rounded, and the factors
+    of its rows."""
     source = Source(sums, None, factors)
     if wire.fmt is None:
         if wire.signs is not None:
             raise refuse("a Hadamard transform of BF16 rows")
-        return source.tensor().to(torch.bfloat16)
+        return sums if sums.dtype == torch.bfloat16 else rows_in_bf16(source)
     return along_features(source, Cast(wire.fmt), (len(sums),), signs=wire.signs)
 
 
@@ -153,19 +158,11 @@ def aggregate(payload: Operand, slots: Tensor, weights: Tensor | None, wire: Wir
     if isinstance(payload, Tensor):
         payload = plain(payload)
         return sum_rows(payload, slots, weights, signs), payload.to(torch.float32)
-    rows = decoded(payload, outer=None if payload.outer is None else _per_row(payload))[0]
+    rows = decoded(payload, outer=None if payload.outer is None else per_row(payload))[0]
     if payload.fmt.element.name == "E2M1" or payload.outer is not None or payload.axis != 1:
         return sum_rows(rows, slots, weights, signs), rows
     out = sum_rows(packed_bytes(payload), slots, weights, signs, payload.scales, payload.fmt.element)
     return out, rows
-
-
-def _per_row(q: BlockTensor) -> Tensor:
-    """float32 (rows,): the outer scale of each row of codes."""
-    assert q.outer is not None
-    if q.outer.shape[-1] != 1 or q.outer_block is not None:
-        raise refuse("outer scales that vary along a row")
-    return q.outer.expand(*q.shape[:-1], 1).reshape(-1).contiguous()
 
 
 def router_gradient(g: Tensor, decoded: Tensor, slots: Tensor, wire: Wire) -> Tensor:
@@ -177,7 +174,7 @@ def router_gradient(g: Tensor, decoded: Tensor, slots: Tensor, wire: Wire) -> Te
     require_index(slots, "slots", 2, len(decoded))
     if g.shape != (len(slots), decoded.shape[1]):
         raise ValueError(f"g has shape {tuple(g.shape)}: pass one row per token, {(len(slots), decoded.shape[1])}")
-    return gradient_of_weights(plain(g), decoded.to(torch.float32), slots, wire.signs)
+    return gradient_of_weights(plain(g), plain(decoded), slots, wire.signs)
 
 
 def grad_to_wire(g: Tensor, tokens: Tensor, row_weights: Tensor, cast: Cast, random: Random | None = None) -> Operand:
@@ -189,7 +186,7 @@ def grad_to_wire(g: Tensor, tokens: Tensor, row_weights: Tensor, cast: Cast, ran
     require_kind(cast, Cast, "cast", "pass a Cast")
     source = Source(plain(g), tokens.contiguous(), row_weights.to(torch.float32).flatten().contiguous())
     if cast.fmt is None:
-        return source.tensor().to(torch.bfloat16)
+        return rows_in_bf16(source)
     return along_features(source, cast, (len(tokens),), _words(cast.fmt, cast.rounding, random))
 
 
@@ -231,7 +228,7 @@ def requantize_transpose(
                 "contraction; use 'multiply', or 'gradient'"
             )
     dropped = not own and recast.fmt is not None and recast.outer != "multiply"
-    outer = None if dropped or q.outer is None else _per_row(q)
+    outer = None if dropped or q.outer is None else per_row(q)
     made = _requantized(q, cast, groups, random, signs, outer, factor)
     return made if kept is None or isinstance(made, Tensor) else made.derived(outer=kept)
 

@@ -25,6 +25,8 @@ from numerics.ops import Recast
 from numerics.swiglu import swiglu
 
 from .recipe import ExpertRecipe
+from .routing import Routing as Routing
+from .routing import route as route
 from .saved import restore, save
 
 
@@ -72,20 +74,6 @@ class Draw:
         """Signs of a Hadamard transform of both operands of one product; `role`: its gradient's."""
         key = philox((self.seed, self.step), (slot + role, self.grain, 0, _SIGNS)).tolist()
         return hadamard_signs(size, (key[0], key[1]))
-
-
-@dataclass(frozen=True, eq=False)
-class Routing:
-    """Where rows go.
-
-    Args:
-        slots: int64 (T, K), the row of each token's k-th expert, experts ascending. tokens: int64 (R,), the token of
-            each row. groups: the experts' E + 1 row offsets.
-    """
-
-    slots: Tensor
-    tokens: Tensor
-    groups: tuple[int, ...]
 
 
 class Observer(Protocol):
@@ -140,19 +128,6 @@ class Setting:
         return None if size is None else self.signs[size]
 
 
-def route(experts_TK: Tensor, experts: int) -> Routing:
-    """Rows sorted by expert, then token. `experts_TK`: int64, ascending along K, no expert twice in a row."""
-    tokens, k = experts_TK.shape
-    order = torch.sort(experts_TK.flatten(), stable=True).indices
-    slots = torch.empty_like(order)
-    slots[order] = torch.arange(order.numel(), device=order.device)
-    counts = torch.bincount(experts_TK.flatten(), minlength=experts).tolist()
-    groups = [0]
-    for count in counts:
-        groups.append(groups[-1] + count)
-    return Routing(slots.view(tokens, k), order // k, tuple(groups))
-
-
 class ExpertMLP(torch.autograd.Function):
     """(x (T, D), weights (T, K), w13 (E, 2F, D), w2 (E, D, F)) -> out (T, D) BF16; `routing` and `setting` are data."""
 
@@ -195,7 +170,7 @@ class ExpertMLP(torch.autograd.Function):
             x, w13, w2 = extra
             h = swiglu(*gate_up.chunk(2, -1))
             saved = {Role.X: x.index_select(0, routing.tokens), Role.H: h, Role.W13: w13, Role.W2: w2}
-        again = _Again(setting, groups, saved, g.device)
+        again = Again(setting, groups, saved, g.device)
         wire, plain, cast = setting.wire, ops.Wire(None), recipe.grad_wire or recipe.grad
 
         d_weights = ops.router_gradient(g, _decoded(payload), routing.slots, wire)
@@ -221,7 +196,7 @@ class ExpertMLP(torch.autograd.Function):
 
 
 @dataclass(frozen=True, eq=False)
-class _Again:
+class Again:
     """Backward operands of a layer, from its saved operands and its gradients."""
 
     setting: Setting
@@ -277,5 +252,5 @@ def _rows(q: Any, index: Tensor) -> Any:
 
 
 def _decoded(payload: Any) -> Tensor:
-    """The received rows, still rotated, as `aggregate` decoded them in the forward."""
-    return payload.dequantize() if isinstance(payload, BlockTensor) else payload.to(torch.float32)
+    """The received rows, still rotated, with the values that `aggregate` decoded in the forward."""
+    return payload.dequantize() if isinstance(payload, BlockTensor) else payload

@@ -9,7 +9,6 @@ positions, D width, V vocabulary, L layers.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -20,73 +19,12 @@ from torch import Tensor, nn
 from numerics import hadamard_signs
 from numerics.hadamard import SIZES
 
-from .dense import Attention, Linear, RMSNorm
+from .attention import Attention
+from .dense import Linear, RMSNorm
 from .expert import Draw, Observer, Setting
-from .moe import MoE
+from .moe import DenseMLP, MoE
 from .recipe import ExpertRecipe, Recipe
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Sizes of the model."""
-
-    vocab: int = 256
-    """Tokens; 256 for bytes."""
-    dim: int = 96
-    """Width of the residual stream."""
-    depth: int = 6
-    """Layers; a multiple of 6, so that the last sixth is whole."""
-    heads: int = 4
-    """Attention heads, dividing dim into even parts."""
-    experts: int = 8
-    """Routed experts in a layer."""
-    top_k: int = 2
-    """Routed experts that serve a token."""
-    expert_dim: int = 64
-    """Width of a routed expert."""
-    shared_dim: int = 64
-    """Width of the shared expert, which every token passes."""
-    sequence: int = 128
-    """Tokens in a sequence."""
-    balance: float = 0.01
-    """Weight of the load-balancing loss."""
-
-    def check(self, recipe: Recipe) -> None:
-        """Raises ValueError for sizes that do not fit each other or the recipe's blocks."""
-        for name in ("vocab", "dim", "depth", "heads", "experts", "top_k", "expert_dim", "shared_dim", "sequence"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: use 1 or more")
-        if not self.balance >= 0:  # NaN too
-            raise ValueError(f"balance={self.balance}: use 0 or more")
-        if self.depth % 6:
-            raise ValueError(f"depth={self.depth}: the last sixth must be whole; use {self.depth // 6 * 6 + 6}")
-        layers = tuple(recipe.layer(layer, self.depth) for layer in range(self.depth))
-        if self.dim % (2 * self.heads):
-            step = math.lcm(2 * self.heads, *(layer.row_block for layer in layers))
-            raise ValueError(f"dim={self.dim}: {self.heads} heads need even parts of it; use {_near(self.dim, step)}")
-        if self.top_k > self.experts:
-            raise ValueError(f"top_k={self.top_k}: there are {self.experts} experts; use at most {self.experts}")
-        self.check_widths(recipe, layers)
-
-    def check_widths(self, recipe: Recipe, layers: tuple[ExpertRecipe, ...]) -> None:
-        """Raises ValueError for widths that blocks of the layers' recipes do not divide."""
-        block = math.lcm(*(layer.row_block for layer in layers))
-        step = math.lcm(2 * self.heads, block)
-        widths = {"dim": step, "expert_dim": block}
-        if recipe.shared:
-            widths["shared_dim"] = block
-        for name, multiple in widths.items():
-            if getattr(self, name) % block:
-                raise ValueError(
-                    f"{name}={getattr(self, name)}: blocks of {block} of recipe {recipe.name} do not "
-                    f"divide it; use {_near(getattr(self, name), multiple)}"
-                )
-
-
-def _near(value: int, multiple: int) -> str:
-    """The multiples around a value, for an error's remedy."""
-    lower, upper = value // multiple * multiple, value // multiple * multiple + multiple
-    return f"{lower} or {upper}" if lower else f"{upper}"
+from .sizes import ModelConfig as ModelConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,15 +39,24 @@ class Losses:
         return self.ce + self.balance
 
 
+_INTO_RESIDUAL = ("attention.out.weight", "w2", "shared_out.weight", "w_out.weight")
+
+
 class _Layer(nn.Module):
-    def __init__(self, c: ModelConfig) -> None:
+    def __init__(self, c: ModelConfig, index: int) -> None:
         super().__init__()
-        self.attention_norm, self.attention = RMSNorm(c.dim), Attention(c.dim, c.heads)
-        self.moe_norm, self.moe = RMSNorm(c.dim), MoE(c.dim, c.experts, c.top_k, c.expert_dim, c.shared_dim)
+        rotary = c.positions == "rotary"
+        self.attention_norm = RMSNorm(c.dim)
+        self.attention = Attention(c.dim, c.heads, c.kv_heads, c.window_of(index), rotary)
+        self.moe_norm = RMSNorm(c.dim)
+        sizes = c.dim, c.experts, c.top_k, c.expert_dim, c.shared_dim
+        speed = c.bias_speed if c.router == "sigmoid" else None
+        dense = index < c.dense_layers
+        self.moe = DenseMLP(c.dim, c.dense_width) if dense else MoE(*sizes, speed, c.convolution)
 
     def forward(self, x_BSD: Tensor, setting: Setting) -> tuple[Tensor, Tensor]:
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD))
-        y_BSD, balance = self.moe(self.moe_norm(x_BSD), setting)
+        x_BSD, normed_BSD = self.moe_norm.after(x_BSD, self.attention(self.attention_norm(x_BSD)))
+        y_BSD, balance = self.moe(normed_BSD, setting)
         return x_BSD + y_BSD, balance
 
 
@@ -135,7 +82,7 @@ class Transformer(nn.Module):
         self.recompute_glu = recompute_glu
         self.observer: Observer | None = None
         self.embed = nn.Parameter(torch.empty(config.vocab, config.dim))
-        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.depth))
+        self.layers = nn.ModuleList(_Layer(config, index) for index in range(config.depth))
         self.norm, self.head = RMSNorm(config.dim), Linear(config.dim, config.vocab)
         self._initialize(seed)
         # one set of signs for the whole run: every expert must share it, and the inverse must know it
@@ -153,8 +100,8 @@ class Transformer(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         residual = (2 * self.config.depth) ** -0.5
         for name, p in self.named_parameters():
-            if p.ndim >= 2:
-                scale = residual if name.endswith(("attention.out.weight", "w2", "shared_out.weight")) else 1.0
+            if p.ndim >= 2 and not name.endswith("taps"):
+                scale = residual if name.endswith(_INTO_RESIDUAL) else 1.0
                 std = 0.5 if name == "embed" else scale * p.shape[-1] ** -0.5
                 p.copy_(torch.randn(p.shape, generator=generator) * std)
 

@@ -86,7 +86,7 @@ class Oscillation:
         layers: Any = getattr(self.model, "layers", ())
         recipes: Any = getattr(self.model, "recipes", ())
         for i, (layer, recipe) in enumerate(zip(layers, recipes, strict=True)):
-            if recipe.osci_reset is not None:
+            if recipe.osci_reset is not None and hasattr(layer.moe, "w13"):  # not a layer without experts
                 yield f"layers.{i}.moe.w13", layer.moe.w13, recipe, recipe.osci_reset
                 yield f"layers.{i}.moe.w2", layer.moe.w2, recipe, recipe.osci_reset
 

@@ -17,14 +17,15 @@ from tqdm import tqdm
 
 from . import checkpoint
 from .config import TrainConfig
-from .data import Corpus, batch, heldout_batch
+from .data import Corpus, batch, epoch_batch, heldout_batch
 from .expert import Draw
 from .guard import Guard
+from .learning_rate import learning_rate
 from .log import Log, read_log, record_environment, require_finite
 from .model import Losses
 from .monitor import Observer, Part, due, observing
-from .optimizer import learning_rate
 from .oscillation import Oscillation
+from .router import rebalance
 from .saved import counting, recording
 from .schedule import Schedule
 
@@ -38,7 +39,7 @@ class Run:
     identity: dict[str, Any]
     corpus: Corpus
     model: nn.Module
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
     log: Log
     schedule: Schedule
     guard: Guard
@@ -65,18 +66,10 @@ class Run:
         self.log.cut(start)
         self.guard.resume(read_log(config.out / "log.jsonl", "loss"))
         if start < config.steps:
-            about = {
-                "digest": corpus.digest,
-                "description": corpus.description,
-                "bytes_train": len(corpus.train),
-                "bytes_heldout": len(corpus.heldout),
-                "files_train": corpus.files_train,
-                "files_heldout": corpus.files_heldout,
-            }
             record_environment(
                 config.out,
                 config.device,
-                {"preset": config.preset, "seed": config.seed, "threads": config.threads, "corpus": about},
+                {"preset": config.preset, "seed": config.seed, "threads": config.threads, "corpus": corpus.about()},
                 start,
             )
         return start
@@ -91,9 +84,9 @@ class Run:
         record = self._update(step, part)
         record |= self._monitor(step, part, record["loss"]) | {"seconds": time.perf_counter() - began}
         if last or step % config.eval_every == 0:
-            ce = self._evaluate()
+            ce, bytes_per_token = self._evaluate()
             require_finite(config.out, step, "held-out loss", ce)
-            record |= {"heldout_ce": ce, "heldout_bits_per_byte": ce / math.log(2)}
+            record |= {"heldout_ce": ce, "heldout_bits_per_byte": ce / math.log(2) / bytes_per_token}
         self.log.append(record)
         if last or step % config.checkpoint_every == 0:
             self._save(step)
@@ -101,7 +94,8 @@ class Run:
 
     def _update(self, step: int, part: Part) -> dict[str, Any]:
         config = self.config
-        tokens_BS, targets_BS = batch(self.corpus.train, config.seed, step, config.batch, config.model.sequence)
+        draw = batch if config.order == "random" else epoch_batch
+        tokens_BS, targets_BS = draw(self.corpus.train, config.seed, step, config.batch, config.model.sequence)
         loss = balance = 0.0
         self.optimizer.zero_grad(set_to_none=True)
         for grain, tokens, targets in passes(config, tokens_BS, targets_BS):
@@ -118,6 +112,7 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         reset = self.oscillation.around(step, self.optimizer.step)
+        rebalance(self.model)
         return {
             "step": step,
             "loss": loss,
@@ -160,8 +155,8 @@ class Run:
             self.saved.append(sum(sizes))
         return losses
 
-    def _evaluate(self) -> float:
-        """Return the held-out cross entropy, nats per token, grain by grain as in training."""
+    def _evaluate(self) -> tuple[float, float]:
+        """Return the held-out cross entropy, nats per token, grain by grain as in training, and bytes per token."""
         config = self.config
         tokens_BS, targets_BS = heldout_batch(self.corpus.heldout, config.eval_sequences, config.model.sequence)
         self.model.eval()
@@ -173,7 +168,7 @@ class Run:
                 for grain, tokens, targets in passes(config, tokens_BS, targets_BS)
             ]
         self.model.train()
-        return math.fsum(losses) / config.eval_sequences
+        return math.fsum(losses) / config.eval_sequences, self.corpus.bytes_per_token(targets_BS)
 
     def _save(self, step: int) -> None:
         """Write the checkpoint of `step`, then delete the ones that it supersedes."""

@@ -68,7 +68,8 @@ def recording(model: nn.Module) -> Iterator[dict[str, Tensor]]:
         return lambda _, args: kept.update({name: args[0].detach().flatten(0, -2).contiguous()})
 
     layers: Any = getattr(model, "layers", [])
-    hooks = [layer.moe.register_forward_pre_hook(keep(f"layer {i}")) for i, layer in enumerate(layers)]
+    experts = [(i, layer.moe) for i, layer in enumerate(layers) if hasattr(layer.moe, "w13")]
+    hooks = [moe.register_forward_pre_hook(keep(f"layer {i}")) for i, moe in experts]
     try:
         yield kept
     finally:

@@ -4,6 +4,12 @@ A step is forward, backward, clipping and AdamW on random tokens, without logs, 
 that are not measured come rounds in which every recipe takes one step; medians over the rounds count, and the ratio of
 a recipe is the median of its rounds' ratios to `bf16`. On a CPU products are FP32 for all of them. What a target asks
 of a ratio on this device is told beside it; ratios move with whatever else the machine does.
+
+On a GPU bf16's own step is held against the device's peak, the rate of a BF16 product of 8192^3 in the same process:
+
+    operations = tokens (6 active + 6 layers width sequence)      active: the parameters that a token meets
+
+The second term is causal attention, half of a square. A slow baseline would make every ratio a lie: 0.35 is asked.
 """
 
 from __future__ import annotations
@@ -33,8 +39,9 @@ from .progress import Progress
 BASELINE = "bf16"
 TARGETS = {("cpu", "fourbit"): 3.0, ("cuda", "fourbit"): 1.6, ("cuda", "nvfp4_nvidia"): 1.8}  # most times bf16's step
 # about 100 million active parameters
+LEAST_SHARE = 0.35
 LARGE = ModelConfig(
-    dim=1024, depth=12, heads=16, experts=8, top_k=2, expert_dim=512, shared_dim=512, sequence=512, vocab=256
+    dim=1024, depth=12, heads=16, experts=8, top_k=2, expert_dim=512, shared_dim=512, sequence=2048, vocab=256
 )
 
 
@@ -52,7 +59,7 @@ class BenchConfig:
     large: bool = False
     """A model of about 100 million active parameters instead of the trainer's default."""
     batch: int | None = None
-    """Sequences a step, one grain; the trainer's default, 16 with --large."""
+    """Sequences a step, one grain; the trainer's default, 64 with --large."""
     rounds: int = 9
     """Measured steps of each recipe."""
     threads: int = 2
@@ -103,8 +110,7 @@ def measure(config: BenchConfig) -> tuple[pd.DataFrame, int]:
             raise ValueError(f"{name}={value}: use 1 or more")
     if config.out is not None and not can_be_file(config.out):
         raise ValueError(f"out {str(config.out)!r} cannot be written; name a file in a folder that exists")
-    model = LARGE if config.large else ModelConfig()
-    batch = config.batch or (16 if config.large else TrainConfig(Path()).batch)
+    model, batch = _sizes(config)
     where = {"device": config.device, "ops": config.ops, "threads": config.threads}
     train = TrainConfig(Path(), batch=batch, grain=batch, **where, model=model)
     check(dataclasses.replace(train, eval_sequences=batch))
@@ -139,12 +145,52 @@ def tabulate(seconds: dict[str, list[float]], device: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["preset", "seconds", "ratio", "target", "verdict"])
 
 
+def peak(size: int = 8192, calls: int = 10) -> float:
+    """Operations a second of the current GPU in a BF16 product of matrices (size, size)."""
+    a = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for i in range(calls + 3):
+        if i == 3:
+            start.record()
+        torch.mm(a, a)
+    end.record()
+    end.synchronize()
+    return 2.0 * size**3 * calls / (start.elapsed_time(end) / 1e3)
+
+
+def operations_of_a_step(model: ModelConfig, active: int, batch: int) -> float:
+    """See the module."""
+    return batch * model.sequence * (6.0 * active + 6.0 * model.depth * model.dim * model.sequence)
+
+
+def utilization(config: BenchConfig, seconds: float, active: int, most: float) -> str:
+    """bf16's share of the peak `most` in words, with the verdict on what is asked of a large model."""
+    model, batch = _sizes(config)
+    rate = operations_of_a_step(model, active, batch) / seconds
+    share = rate / most
+    verdict = "" if not config.large else f", {'met' if share >= LEAST_SHARE else 'missed'}: {LEAST_SHARE} asked"
+    return (
+        f"bf16: {rate / 1e12:.0f} of {most / 1e12:.0f} TFLOP/s, {share:.3f} of the measured peak{verdict}; "
+        f"{batch * model.sequence / seconds / 1e3:.1f} thousand tokens a second"
+    )
+
+
+def _sizes(config: BenchConfig) -> tuple[ModelConfig, int]:
+    """Model and sequences a step."""
+    model = LARGE if config.large else ModelConfig()
+    return model, config.batch or (64 if config.large else TrainConfig(Path()).batch)
+
+
 def main(argv: list[str]) -> int:
     """`fourbit bench training ...`: print the table; 0 if it ran, whatever it shows."""
     config = tyro.cli(BenchConfig, args=argv, prog="fourbit bench training", config=(tyro.conf.FlagCreatePairsOff,))
     table, active = measure(config)
-    print(f"{active / 1e6:.1f} M active parameters, {config.device}, FP32 products")
+    most = peak() if config.device == "cuda" else 0.0
+    products = "BF16" if most else "FP32"
+    print(f"{active / 1e6:.1f} M active parameters, {config.device}, {products} products in dense layers")
     print(table.to_string(index=False, float_format=lambda v: f"{v:.4g}", na_rep=""))
+    if most:
+        print(utilization(config, float(table.seconds[table.preset == BASELINE].iloc[0]), active, most))
     if config.out is not None:
         write_atomic(config.out, table.to_csv(index=False, lineterminator="\n").encode())
     return 0

@@ -134,3 +134,17 @@ def test_the_command_prints_the_table_and_writes_it(tmp_path: Path, capsys: pyte
     printed = capsys.readouterr().out
     assert f"{counted(TINY) / 1e6:.1f} M active parameters, cpu" in printed and table.verdict[1] in ("met", "missed")
     assert table.verdict[1] in printed
+
+
+def test_operations_of_a_step_by_hand() -> None:
+    """6 a weight and token; causal attention: 2 products forward, 4 backward, of half of 32 x 32 scores a head."""
+    scores = TINY.depth * 2 * TINY.sequence**2 / 2 * (2 + 4) * TINY.dim
+    assert bench.operations_of_a_step(TINY, 1000, 3) == 3 * (32 * 6 * 1000 + scores)
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(1.0, "met"), (1.01, "missed")])
+def test_the_baseline_is_held_against_the_peak(seconds: float, verdict: str) -> None:
+    config = bench.BenchConfig(large=True, batch=1)
+    most = bench.operations_of_a_step(bench.LARGE, 10**8, 1) / 0.3501
+    text = bench.utilization(config, seconds, 10**8, most)
+    assert verdict in text and f"{0.3501 / seconds:.3f} of the measured peak" in text

@@ -20,6 +20,7 @@ ROOT = Path(fourbit.__file__).resolve().parent
 MODULES = {
     "demo": "studies.demo",
     "train": "reference.train",
+    "tokenize": "reference.tokenizing",
     "monitor": "studies.monitor_plot",
     "recipes": "reference.recipe_table",
     "study": "studies.study",
@@ -101,8 +102,8 @@ def test_an_unknown_command_is_one_sentence_with_the_known_ones(
     assert fourbit.main(argv) == 2
     out, err = capsys.readouterr()
     known = (
-        "the known ones are demo, train, monitor, recipes, study, order, validate, probe, census, check, vectors, "
-        "bench, formats, show, explorer"
+        "the known ones are demo, train, tokenize, monitor, recipes, study, order, validate, probe, census, check, "
+        "vectors, bench, formats, show, explorer"
     )
     assert (out, err) == ("", f"fourbit: error: unknown command {argv[0]!r}; {known}\n")
 

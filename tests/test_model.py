@@ -12,7 +12,8 @@ import torch.nn.functional as F
 import numerics as nm
 import numerics.ops as ops
 from numerics.swiglu import silu
-from reference.dense import Attention, Linear, RMSNorm, rotate, swiglu_mlp
+from reference.attention import Attention, _angles, rotate
+from reference.dense import Linear, RMSNorm, swiglu_mlp
 from reference.expert import Draw, ExpertMLP, Setting
 from reference.model import ModelConfig, Transformer
 from reference.moe import MoE
@@ -265,8 +266,9 @@ def test_attention_against_float64():
 
 
 def test_rotation_depends_on_distance_only():
-    q, k = torch.randn(2, 1, 1, 1, 16, generator=torch.Generator().manual_seed(5)).expand(2, 1, 1, 12, 16)
-    scores = rotate(q)[0, 0] @ rotate(k)[0, 0].T
+    q, k = torch.randn(2, 1, 1, 1, 16, generator=torch.Generator().manual_seed(5)).expand(2, 1, 12, 1, 16)
+    turned = [rotate(t, *_angles(12, 8, t.device))[0, :, 0] for t in (q, k)]
+    scores = turned[0] @ turned[1].T
     for distance in range(11):
         along = scores.diagonal(-distance)
         torch.testing.assert_close(along, along[:1].expand_as(along), rtol=1e-4, atol=1e-4)  # FP32 angles up to 12
