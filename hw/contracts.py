@@ -5,7 +5,7 @@
             Case("nearest", lambda: nvfp4(Source(meta(256, 4096))), native=(exactly(TO_E2M1, 16),)),
             Case("largest first", lambda: tokens(meta(64, 256)), launch=0),
         ),
-        ran="h200_ops.json", interpreted="test_hw_nvfp4.py",
+        ran="h200_triton", interpreted="test_hw_nvfp4.py",
     )
 
 A case calls the host function with tensors on "meta"; of the launches that it would make one is compiled, by default

@@ -170,7 +170,7 @@ CONTRACT = Contract(  # a thread has a block of 32 of each of 4 experts
         Case("E4M3 rows, Hadamard-32", lambda: _wire(nm.E4M3)),
         Case("plain rows, Hadamard-32", lambda: _rows(meta(1024, 4096), None, None)),
     ),
-    ran="h200_ops.json",
+    ran="h200_triton",
     interpreted="test_hw_aggregate.py",
     native="test_hw_native.py",
 )

@@ -41,5 +41,5 @@ def block_amax(x: Tensor, matrices: int) -> Tensor:
 
 
 CONTRACT = Contract(
-    (Case("of matrices", lambda: block_amax(meta(8 * 512, 512), 8)),), ran="h200_ops.json", interpreted="test_hw_ops.py"
+    (Case("of matrices", lambda: block_amax(meta(8 * 512, 512), 8)),), ran="h200_triton", interpreted="test_hw_ops.py"
 )

@@ -143,7 +143,7 @@ CONTRACT = Contract(  # a thread has 16 values
         ),
         Case("MXS2F6 to FP32", lambda: _codes("S2F6", 32, False), native=(at_least(S2F6_TO_BF16, 8),)),
     ),
-    ran="h200_ops.json",
+    ran="h200_triton",
     interpreted="test_hw_decode.py",
     native="test_hw_native.py",
 )

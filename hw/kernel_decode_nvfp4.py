@@ -59,7 +59,7 @@ CONTRACT = Contract(  # a thread has 32 values
             native=(exactly(E2M1_TO_F16, 16), at_least(E4M3_TO_F16, 1)),
         ),
     ),
-    ran="h200_ops.json",
+    ran="h200_triton",
     interpreted="test_hw_decode.py",
     native="test_hw_native.py",
 )

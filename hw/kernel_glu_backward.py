@@ -69,6 +69,6 @@ def glu_backward(dh: Tensor, gate_up: Tensor) -> Tensor:
 
 CONTRACT = Contract(
     (Case("rows", lambda: glu_backward(meta(256, 2048, dtype=torch.float32), meta(256, 4096))),),
-    ran="h200_ops.json",
+    ran="h200_triton",
     interpreted="test_hw_glu_backward.py",
 )

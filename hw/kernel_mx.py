@@ -220,7 +220,7 @@ CONTRACT = Contract(  # a thread has a block of 32
             native=(exactly(TO_S2F6, 16), at_least(TO_E8M0, 1)),
         ),
     ),
-    ran="h200_ops.json",
+    ran="h200_triton",
     interpreted="test_hw_mx.py",
     native="test_hw_native.py",
 )  # fmt: skip

@@ -313,7 +313,7 @@ CONTRACT = Contract(  # a thread has two blocks of 16
             native=(exactly(TO_E2M1_DRAWN, 16), exactly(TO_E4M3, 2)),
         ),
     ),
-    ran="h200_ops.json",
+    ran="h200_triton",
     interpreted="test_hw_nvfp4.py",
     native="test_hw_native.py",
 )  # fmt: skip

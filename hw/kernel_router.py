@@ -95,6 +95,6 @@ CONTRACT = Contract(
         Case("rotated rows", lambda: _tokens(meta(32, dtype=torch.float32))),
         Case("rows", lambda: _tokens(None)),
     ),
-    ran="h200_ops.json",
+    ran="h200_triton",
     interpreted="test_hw_router.py",
 )

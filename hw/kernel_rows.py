@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .contracts import Case, Contract, meta
 from .device import require_launch
 from .kernel_casts import bf16_bits
 from .kernel_pieces import eight
@@ -50,3 +51,16 @@ def rows(source: Source) -> Tensor:
             source.width, **source.constants, N=PIECES,
         )  # fmt: skip
     return out
+
+
+CONTRACT = Contract(
+    (
+        Case(
+            "gathered and weighted",
+            lambda: rows(Source(meta(256, 4096), meta(512, dtype=torch.int64), meta(512, dtype=torch.float32))),
+        ),
+        Case("SwiGLU", lambda: rows(Source(meta(256, 4096), glu=True))),
+    ),
+    ran="h200_triton",
+    interpreted="test_hw_rows.py",
+)

@@ -85,7 +85,7 @@ CONTRACT = Contract(  # a thread has 8 values of a tile
         ),
         Case("largest first", lambda: tile_amax(meta(8, 512, 512))),
     ),
-    ran="h200_ops.json",
+    ran="h200_triton",
     interpreted="test_hw_ops.py",
     native="test_hw_native.py",
 )

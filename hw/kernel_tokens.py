@@ -270,7 +270,7 @@ CONTRACT = Contract(  # in a loop of 16 rows, 2 columns a thread, of codes 4
             native=(exactly(TO_E4M3_DRAWN, 32), at_least(TO_E8M0, 1)),
         ),
     ),
-    ran="h200_ops.json",
+    ran="h200_triton",
     interpreted="test_hw_tokens.py",
     native="test_hw_native.py",
 )  # fmt: skip

@@ -256,7 +256,7 @@ CONTRACT = Contract(  # a thread has two columns of 16 rows
         ),
         Case("largest first", lambda: tokens_nvfp4(meta(1024, 4096), None), launch=0),
     ),
-    ran="h200_ops.json",
+    ran="h200_triton",
     interpreted="test_hw_tokens.py",
     native="test_hw_native.py",
 )
