@@ -1,7 +1,8 @@
 """Registers of `ptx_run`: what a string of PTX has declared and written, by name, and the rules of reading and writing.
 
 A register has a type (PTX ISA 5.2): untyped ones go with any type of their width, integers with integers, floats with
-floats. All functions raise ValueError in words that name the register.
+floats; "packed", several narrow numbers, with untyped ones alone. All functions raise ValueError in words that name the
+register.
 """
 
 from __future__ import annotations
@@ -48,9 +49,11 @@ def _found(program: Program, name: str, kind: str, width: int) -> Register:
     register = next((scope[name] for scope in reversed(program.scopes) if name in scope), None)
     if register is None:
         raise ValueError(f"{name} is not declared")
-    kinds = {register.kind, kind}
-    if register.width != width or (register.kind != kind and "b" not in kinds and "f" in kinds):
-        raise ValueError(f"{name} is .{register.kind}{register.width} where .{kind}{width} is asked for")
+    kinds = {register.kind, "b" if kind == "packed" else kind}
+    unlike = register.kind != "b" if kind == "packed" else len(kinds) > 1 and "b" not in kinds and "f" in kinds
+    if register.width != width or unlike:
+        asked = f"{'b' if kind == 'packed' else kind}{width}"
+        raise ValueError(f"{name} is .{register.kind}{register.width} where .{asked} is asked for")
     return register
 
 
@@ -59,6 +62,8 @@ def read(program: Program, name: str, kind: str, width: int) -> Tensor:
     if name == "%tid.x" and width == 32:
         return (torch.arange(program.shape.numel()) % THREADS).view(program.shape)
     if _IMMEDIATE.fullmatch(name):
+        if kind == "f" and name[:2].lower() != "0f":
+            raise ValueError(f"{name} is an integer where a float is asked for: write 0f and its bits")
         return torch.full(program.shape, _number(name, width))
     register = _found(program, name, kind, width)
     if register.bits is None:

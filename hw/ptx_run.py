@@ -31,6 +31,7 @@ from .ptx_registers import Program, Register, mask, read, typed, write
 
 _LETTERS = {"r": ("b", 32), "h": ("b", 16), "f": ("f", 32)}
 _DTYPES = {("b", 32): torch.int32, ("b", 16): torch.int16, ("f", 32): torch.float32}
+_OPERAND = r"(?:\{\s*[^,{}\s]+(?:\s*,\s*[^,{}\s]+)*\s*\}|[^,{}\s]+)"
 _TAKEN = {("b", 32): (torch.int32, torch.uint32), ("b", 16): (torch.int16, torch.uint16), ("f", 32): (torch.float32,)}
 
 
@@ -102,15 +103,19 @@ def _statements(text: str) -> Iterator[str]:
 
 def _execute(program: Program, statement: str) -> None:
     operation, _, rest = statement.partition(" ")
-    operands = re.findall(r"\{[^}]*\}|[^,{}\s]+", rest)
-    if operation.startswith(".reg"):
+    if operation == ".reg":
         # ".reg .b32 a, b<4>": the type is the first word behind .reg
-        _declare(program, operands)
-    elif operation.startswith("mov."):
+        kind, _, names = rest.partition(" ")
+        _declare(program, kind, _separated(names))
+        return
+    if not re.match(r"(mov|cvt|and|or|xor|shl|shr|mul)\.", operation):
+        raise ValueError("this interpreter does not know the instruction")
+    operands = _separated(rest)
+    if operation.startswith("mov."):
         _move(program, operation, operands)
     elif operation.startswith("cvt."):
         (_narrow if operation in ptx.instructions() else _plain)(program, operation, operands)
-    elif re.fullmatch(r"(and|or|xor)\.b(16|32)|sh[lr]\.[bu](16|32)", operation):
+    elif re.fullmatch(r"(and|or|xor|shl)\.b(16|32)|shr\.[bu](16|32)", operation):
         _logic(program, operation, operands)
     elif operation == "mul.hi.u32":
         target, first, second = _counted(operands, 3)
@@ -120,9 +125,16 @@ def _execute(program: Program, statement: str) -> None:
         raise ValueError("this interpreter does not know the instruction")
 
 
-def _declare(program: Program, operands: list[str]) -> None:
-    kind, width = typed(operands[0].lstrip("."))
-    for name in operands[1:]:
+def _separated(text: str) -> list[str]:
+    """Operands: words, or words in braces, with a comma between each two."""
+    if not re.fullmatch(rf"{_OPERAND}(\s*,\s*{_OPERAND})*", text):
+        raise ValueError(f"{text!r} is no list of operands with a comma between each two")
+    return re.findall(_OPERAND, text)
+
+
+def _declare(program: Program, type_name: str, names: list[str]) -> None:
+    kind, width = typed(type_name.lstrip("."))
+    for name in names:
         many = re.fullmatch(r"([A-Za-z_%]\w*)<(\d+)>", name)
         for one in [f"{many[1]}{i}" for i in range(int(many[2]))] if many else [name]:
             if not re.fullmatch(r"[A-Za-z_%]\w*", one) or one in program.scopes[-1]:
@@ -133,6 +145,11 @@ def _declare(program: Program, operands: list[str]) -> None:
 def _move(program: Program, operation: str, operands: list[str]) -> None:
     kind, width = typed(operation[4:])
     target, source = _counted(operands, 2)
+    packed = [x for x in (target, source) if x.startswith("{")]
+    if width == 8 or (kind, width) == ("f", 16) or (packed and (kind != "b" or len(packed) > 1)):
+        raise ValueError("mov has no such type, or not with braces: those are of b16 and b32 and on one side")
+    if packed and len(_listed(packed[0])) not in (2, 4):
+        raise ValueError("a register is packed from two or four")
     if source.startswith("{"):
         names = _listed(source)
         each = width // len(names)
@@ -180,9 +197,12 @@ def _narrow(program: Program, operation: str, operands: list[str]) -> None:
     """An instruction of `numerics.ptx`: its operands are in the order of the text."""
     parts = operation.split(".")
     target, *sources = operands
-    if sources and sources[0].startswith("{"):
-        if parts[1] != "rs" or "x4" not in operation:
-            raise ValueError("only the x4 instructions take their operands in braces")
+    if parts[1] == "rz" and "ue8m0" not in operation:
+        raise ValueError("of the narrow formats only ue8m0 is rounded toward zero before sm_107")
+    braces = bool(sources) and sources[0].startswith("{")
+    if braces != ("x4." in operation):
+        raise ValueError("the x4 instructions, and only they, take their operands in braces")
+    if braces:
         sources = [*_counted(_listed(sources[0]), 4), *sources[1:]]
     packed = 1 if parts[-1] != "f32" else 4 if "x4." in operation else 2
     scaled, drawn = "scaled::n2::ue8m0" in operation, parts[1] == "rs"
@@ -190,12 +210,12 @@ def _narrow(program: Program, operation: str, operands: list[str]) -> None:
     values: list[Tensor] = []
     for i, name in enumerate(sources):
         if i >= packed:
-            values.append(read(program, name, "b", 16 if scaled else 32))
+            values.append(read(program, name, "packed", 16 if scaled else 32))
         elif parts[-1] == "f32":
             values.append(read(program, name, "f", 32).to(torch.int32).view(torch.float32))
         else:
-            values.append(read(program, name, "b", _width(parts[-1])))
-    write(program, target, "b", _width(parts[-2]), ptx.instructions()[operation](*values).to(torch.int64))
+            values.append(read(program, name, "packed", _width(parts[-1])))
+    write(program, target, "packed", _width(parts[-2]), ptx.instructions()[operation](*values).to(torch.int64))
 
 
 def _width(packed: str) -> int:
