@@ -131,7 +131,7 @@ FAULTS = [
     Fault("products_native.py", "or b.shape[2] % 16", "or False", "test_hw_products_native"),
     Fault("philox.py", "c0 = high1 ^ c1 ^ k0", "c0 = high1 ^ c1 ^ k1", "test_hw_philox"),
     Fault("philox.py", "reverse32(pair) >> 16", "reverse32(pair) & 0xFFFF", "test_hw_mx"),
-    Fault("sources.py", " - starts[group.long()]", "", "test_hw_mx"),
+    Fault("sources.py", "(row - starts[group])", "row", "test_hw_mx"),
     Fault(
         "packed.py",
         "q.codes[..., 0::2] | (q.codes[..., 1::2] << 4)",
