@@ -87,7 +87,7 @@ CONTRACT = Contract(  # a thread has 64 values, along two axes
             native=(exactly(TO_E4M3, 64), at_least(TO_E8M0, 2)), portable=(exactly(TO_E4M3, 64),),
         ),
     ),
-    ran="h200_hw.csv",
+    ran="h200_tests.json",
     interpreted="test_hw_both.py",
     native="test_hw_native.py",
 )  # fmt: skip

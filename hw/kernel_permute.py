@@ -93,5 +93,5 @@ def _dispatched() -> tuple[Tensor, ...]:
 
 
 CONTRACT = Contract(
-    (Case("codes, scales and outer scales", _dispatched),), ran="h200_hw.csv", interpreted="test_hw_permute.py"
+    (Case("codes, scales and outer scales", _dispatched),), ran="h200_tests.json", interpreted="test_hw_permute.py"
 )

@@ -205,6 +205,7 @@ CONTRACT = Contract(
         Case("MXFP8", lambda: samples()["MXFP8"](), _MXFP8, _HOPPER, _IN_MXFP8),
         Case("MXFP8 along axis 1", lambda: samples()["MXFP8 along axis 1"](), _MXFP8, _HOPPER, _IN_MXFP8),
     ),
+    ran="h200_tests.json",
     interpreted="test_hw_product.py",
     native="test_hw_product.py",
 )

@@ -124,6 +124,7 @@ CONTRACT = Contract(
             mma=("mxf8f6f4 E4M3 x E4M3, UE8M0 by 32, 128 x 128 x 32",),
         ),
     ),
+    ran="h200_tests.json",
     interpreted="test_hw_product_ragged.py",
     native="test_hw_product_ragged.py",
 )  # fmt: skip

@@ -61,6 +61,6 @@ CONTRACT = Contract(
         ),
         Case("SwiGLU", lambda: rows(Source(meta(256, 4096), glu=True))),
     ),
-    ran="h200_triton",
+    ran="h200_tests.json",
     interpreted="test_hw_rows.py",
 )

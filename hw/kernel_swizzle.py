@@ -105,5 +105,6 @@ def samples() -> dict[str, Callable[[], Tensor]]:
 
 CONTRACT = Contract(
     (Case("rows", lambda: samples()["rows"]()), Case("columns", lambda: samples()["columns"]())),
+    ran="h200_tests.json",
     interpreted="test_hw_swizzle.py",
 )

@@ -196,6 +196,6 @@ CONTRACT = Contract(
         Case("fields of E2M1", lambda: _drawn(4)),
         Case("fields of E4M3", lambda: _drawn(8)),
     ),
-    ran="h200_hw.csv",
+    ran="h200_tests.json",
     interpreted="test_hw_philox.py",
 )

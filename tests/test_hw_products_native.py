@@ -26,6 +26,7 @@ from hw import grouped, kernel_product, kernel_product_ragged, kernel_swizzle, o
 from hw.interpret_products import block_scaled_products
 from hw.launches import catching, forced, launch
 from hw.packed import PackedTensor
+from hw.ptx_run import interpreted as with_ptx
 
 pytestmark = pytest.mark.skipif(
     os.environ.get(INTERPRET) != "1", reason=f"not run: {INTERPRET}=1 interprets kernels on a CPU"
@@ -69,7 +70,7 @@ def test_the_seam_multiplies_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = nm.matmul(a, b, "exact", groups=GROUPS)
     dx = nm.matmul(g, w.mT, "exact", groups=GROUPS)
     dw = nm.matmul(g_tokens.mT, x.mT, "exact", groups=GROUPS)
-    monkeypatch.setattr(grouped, "pair", lambda *_: pytest.fail("operands are decoded"))
+    monkeypatch.setattr(grouped, "_of_either", lambda *_: pytest.fail("operands are decoded"))
     with forced(True), block_scaled_products():
         found = ops.down_to_wire(a.derived(outer=outer[0]), b.derived(outer=outer[1]), GROUPS, Wire(None))
         assert torch.equal(found, (expected * 1.5).to(torch.bfloat16))
@@ -88,7 +89,7 @@ def test_what_is_decoded_instead() -> None:
         *(rows(nm.NVFP4, width=16), rows(nm.MXFP8, width=40), rows(nm.MXFP4)),
         (exact_operand(nm.MXFP8, 40, 64, axis=0), n),
     ]
-    with forced(True), block_scaled_products():
+    with forced(True), block_scaled_products(), with_ptx():
         for x, w in cases:
             assert products_native.rows_by_experts(x, w, GROUPS) is None
             values = [q if isinstance(q, torch.Tensor) else q.values() for q in (x, w)]
