@@ -121,7 +121,7 @@ def compiled(call: Call, arch: int) -> Any:
     except Exception as error:  # a pass of the compiler that failed raises whatever it likes
         if isinstance(error, Refused):
             raise
-        told = [line.strip() for line in f"{error.__cause__ or ''}\n{error}".splitlines() if line.strip()]
+        told = [line.strip() for line in f"{error.__cause__ or ''}\n{error}".splitlines() if line.strip(" ^")]
         last = told[-1] if told else "no reason given"
         raise Refused(f"triton {triton.__version__} cannot compile it: {type(error).__name__}: {last[:200]}") from None
 

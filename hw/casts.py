@@ -47,6 +47,21 @@ def require_known(fmt: BlockFormat | None) -> None:
         raise refuse(f"the format {fmt.name}")
 
 
+def require_blocks(q: BlockTensor) -> None:
+    """Raises ValueError for a format, or blocks starting anew at groups, that no kernel reads: groups of features, and
+    of a batch of matrices."""
+    require_known(q.fmt)
+    if q.groups is not None and len(q.shape) > 2:
+        raise refuse("groups of a batch of matrices")
+    if straddle(q):
+        raise refuse("blocks along features that start anew at groups")
+
+
+def straddle(q: BlockTensor) -> bool:
+    """Whether blocks along the last axis lie elsewhere than every `block` values, since groups start them anew."""
+    return q.axis == len(q.shape) - 1 and any(cut % q.fmt.block for cut in (q.groups or ())[:-1])
+
+
 def plain(x: Tensor) -> Tensor:
     """Values as kernels read them: contiguous, BF16 or FP32."""
     return (x if x.dtype in (torch.bfloat16, torch.float32) else x.to(torch.float32)).detach().contiguous()

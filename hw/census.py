@@ -78,6 +78,8 @@ def taken(config: CensusConfig) -> list[str]:
         raise ValueError("triton is not installed, and it is the compiler; pip install 'fourbit[hw]' (Linux)")
     for name in config.arch:
         toolchain.require_architecture(name)
+    if len(set(config.arch)) < len(config.arch):
+        raise ValueError(f"arch={config.arch} names one twice: name each once")
     if not config.arch:
         raise ValueError(f"arch=(): name one of {', '.join(toolchain.ARCHITECTURES)}")
     if config.jobs < 0:

@@ -39,6 +39,7 @@ S2F6_TO_BF16 = "F2FP.BF16.S2_6.UNPACK_B"
 
 # block-scaled products, and what feeds them
 MMA_NVFP4, MMA_MXFP8, SCALES_COPIED = "UTCOMMA.*", "UTCQMMA*", "UTCCP.*"
+WARPS_APART = "USETMAXREG.*"  # warps of a specialized pipeline take registers from each other
 TILES_IN, TILES_OUT = "UTMALDG.*", "UTMASTG.*"
 
 # what only sm_100a and sm_103a have, which portable code is free of

@@ -24,6 +24,11 @@ _MMA = re.compile(
 )
 _OTHER = re.compile(r"tcgen05\.mma\S*?\.kind::(\w+)")
 _LINE = re.compile(r"^\s*(mov|selp|or|and|add|sub|shl|shr|xor|cvt)\.[\w.]+\s+(%r\d+),\s*([^;]+);", re.MULTILINE)
+# whatever else writes a register, or does so under a predicate
+_OTHERWISE = re.compile(
+    r"^\s*(?:@!?%p\d+\s+\S+|(?!(?:mov|selp|or|and|add|sub|shl|shr|xor|cvt)\.)[a-z]\S*)\s+(\{[^}]*\}|%r\d+)",
+    re.MULTILINE,
+)
 _EIGHT = {0: "E4M3", 1: "E5M2", 3: "E2M3", 4: "E3M2", 5: "E2M1"}
 _MOST = 64  # values that a register may have
 
@@ -66,6 +71,9 @@ def _values(ptx: str) -> dict[str, set[int]]:
     sources: dict[str, list[tuple[str, list[str]]]] = {}
     for operation, target, operands in _LINE.findall(ptx):
         sources.setdefault(target, []).append((operation, [part.strip() for part in operands.split(",")]))
+    for target in _OTHERWISE.findall(ptx):
+        for name in re.findall(r"%r\d+", target):
+            sources.pop(name, None)
     known: dict[str, set[int]] = {}
     for _ in range(16):  # a chain's length; each turn may only add
         before = {name: set(values) for name, values in known.items()}

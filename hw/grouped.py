@@ -20,7 +20,7 @@ from numerics import E8M0, BlockTensor
 from numerics.ops import Operand
 
 from . import products_native
-from .casts import refuse, require_known
+from .casts import refuse, require_blocks
 from .kernel_decode import decode
 from .kernel_decode_nvfp4 import decode_nvfp4
 from .packed import PackedTensor, packed_bytes
@@ -31,7 +31,7 @@ def decoded(
     q: BlockTensor, narrow: bool = False, outer: Tensor | None = None, factor: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Values of a BlockTensor, FP32 or BF16, times float32 (R,) or nothing, and `decode`'s flag if it may be set."""
-    require_known(q.fmt)
+    require_blocks(q)
     e = q.fmt.element.name
     plain_rows = q.axis == len(q.shape) - 1
     whole = q.shape[-1] % 16 == 0 and q.fmt.tile == 1

@@ -1,5 +1,6 @@
 """Row numbers checked once: whether they lie inside is a question to the device, and waiting for its answer costs more
-than a small kernel. A tensor that was right stays so until something is written to it.
+than a small kernel. A tensor that was right stays so until something is written to it, as torch counts writes: it does
+not see those through .data or numpy.
 
 Who makes row numbers that are right by construction may say so: `index.vouched = (index._version, rows)`, for numbers
 below `rows`. It is believed until something is written to the tensor.
@@ -7,6 +8,7 @@ below `rows`. It is believed until something is written to the tensor.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -21,7 +23,8 @@ def require_index(index: Tensor, name: str, axes: int, rows: int) -> None:
     state = (index._version, axes, rows) if followed else None
     if state is not None and _right.get(index) == state:
         return
-    if followed and index.ndim == axes and getattr(index, "vouched", None) == (index._version, rows):
+    right = followed and index.dtype == torch.int64 and index.ndim == axes
+    if right and getattr(index, "vouched", None) == (index._version, rows):
         return
     check(index, name, axes, rows)
     if state is not None:

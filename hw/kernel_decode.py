@@ -137,7 +137,11 @@ def _codes(element: str, block: int, narrow: bool) -> tuple[Tensor, Tensor]:
 
 CONTRACT = Contract(  # a thread has 16 values
     (
-        Case("NVFP4 to FP32", lambda: _codes("E2M1", 16, False), native=(at_least(E2M1_TO_F16, 8),)),
+        Case(
+            "NVFP4 to FP32",
+            lambda: _codes("E2M1", 16, False),
+            native=(at_least(E2M1_TO_F16, 8), at_least(E4M3_TO_F16, 1)),
+        ),
         Case(
             "MXFP8 to BF16", lambda: _codes("E4M3", 32, True), (at_least(E4M3_TO_F16, 8),), (at_least(E4M3_TO_F16, 8),)
         ),

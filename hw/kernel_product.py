@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .contracts import MMA_MXFP8, MMA_NVFP4, SCALES_COPIED, TILES_IN, Case, Contract, at_least, exactly
+from .contracts import MMA_MXFP8, MMA_NVFP4, SCALES_COPIED, TILES_IN, WARPS_APART, Case, Contract, at_least, exactly
 from .device import require_launch
 from .kernel_casts import INTERPRETED, e2m1_decoded, e4m3_byte, e4m3_decoded, e8m0_value, finite
 from .kernel_swizzle import swizzle_columns, swizzle_rows
@@ -193,8 +193,9 @@ def samples() -> dict[str, Callable[[], Tensor]]:
     }
 
 
-_NVFP4 = (exactly(MMA_NVFP4, 4), exactly(SCALES_COPIED, 8), at_least(TILES_IN, 4))  # 256 deep, 64 an instruction
-_MXFP8 = (exactly(MMA_MXFP8, 4), exactly(SCALES_COPIED, 2), at_least(TILES_IN, 4))  # 128 deep, 32 an instruction
+_FED = (at_least(TILES_IN, 4), at_least(WARPS_APART, 2))
+_NVFP4 = (exactly(MMA_NVFP4, 4), exactly(SCALES_COPIED, 8), *_FED)  # 256 deep, 64 an instruction
+_MXFP8 = (exactly(MMA_MXFP8, 4), exactly(SCALES_COPIED, 2), *_FED)  # 128 deep, 32 an instruction
 _HOPPER = (at_least("HGMMA.64x128x16.F32.BF16", 8),)
 _IN_NVFP4 = ("mxf4nvf4 E2M1 x E2M1, UE4M3 by 16, 128 x 128 x 64",)
 _IN_MXFP8 = ("mxf8f6f4 E4M3 x E4M3, UE8M0 by 32, 128 x 128 x 32",)

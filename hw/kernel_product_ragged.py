@@ -25,7 +25,7 @@ from torch import Tensor
 
 from numerics.cache import cached
 
-from .contracts import MMA_MXFP8, SCALES_COPIED, TILES_IN, Case, Contract, at_least, exactly
+from .contracts import MMA_MXFP8, SCALES_COPIED, TILES_IN, WARPS_APART, Case, Contract, at_least, exactly
 from .device import require_launch
 from .kernel_product import CODES8, TILE, boxes, decoded_mxfp8, from_atoms, programs_on
 from .kernel_swizzle import swizzle_columns
@@ -119,7 +119,9 @@ CONTRACT = Contract(
     (
         Case(
             "MXFP8 along rows", lambda: samples()["MXFP8 along rows"](),
-            native=(exactly(MMA_MXFP8, 8), exactly(SCALES_COPIED, 4), at_least(TILES_IN, 4)),  # the step is there twice
+            native=(  # the step is there twice
+                exactly(MMA_MXFP8, 8), exactly(SCALES_COPIED, 4), at_least(TILES_IN, 4), at_least(WARPS_APART, 2),
+            ),
             portable=(at_least("HGMMA.64x128x16.F32.BF16", 8),),
             mma=("mxf8f6f4 E4M3 x E4M3, UE8M0 by 32, 128 x 128 x 32",),
         ),

@@ -28,7 +28,7 @@ from numerics.ops import Wire as Wire
 from numerics.ops_arguments import draws, require_experts, require_operand, require_rows
 from numerics.partition import check_groups
 
-from .casts import along_features, along_tokens, plain, refuse, require_known
+from .casts import along_features, along_tokens, plain, refuse, require_blocks, require_known
 from .grouped import decoded, per_row, row_factors, sums_of_columns, sums_of_rows
 from .indices import require_index
 from .kernel_aggregate import aggregate as sum_rows
@@ -238,7 +238,7 @@ def _requantized(
 ) -> Operand:
     """Codes to codes in one launch where there is a kernel for both formats, else by way of their FP32 values."""
     fmt, width = q.fmt, q.shape[-1]
-    require_known(fmt)
+    require_blocks(q)
     fast = fmt.name in ("NVFP4", "NVFP4_46", "MXFP8") and width % fmt.block == 0 and q.axis == len(q.shape) - 1
     if fast and cast.fmt is not None and cast.fmt.name == "MXFP8" and signs is None and len(q.shape) <= 3:
         scales = q.scales.reshape(q.shape[:-1].numel(), q.scales.shape[-1]).contiguous()

@@ -15,6 +15,7 @@ from torch import Tensor
 from numerics import E2M1, E4M3, E8M0, BlockTensor
 from numerics.ops import Operand
 
+from .casts import straddle
 from .kernel_product import rows_by_matrices
 from .kernel_product_ragged import columns_by_columns
 from .launches import native
@@ -28,6 +29,8 @@ def rows_by_experts(a: Operand, b: Operand, groups: tuple[int, ...], axis: int =
     if element is None:
         return None
     assert isinstance(a, BlockTensor) and isinstance(b, BlockTensor)
+    if straddle(a) or b.groups is not None:  # `grouped` refuses them
+        return None
     if (a.axis, b.axis) != (1, axis) or a.shape[1] % (32 if element == "E2M1" else 16):
         return None
     if axis == 1 and (element == "E2M1" or b.shape[2] % 16):

@@ -40,6 +40,7 @@ from numerics.cache import cached
 from numerics.layout import TILE_ROWS, padded_scales, swizzle_scales
 from numerics.matmul_arguments import varies
 
+from .casts import straddle
 from .packed import packed_bytes
 
 CONTRACTION = 32  # values: 16 bytes of E2M1; torch's checks ask 16 bytes of E4M3, its cuBLAS tests whole MX blocks
@@ -213,6 +214,8 @@ def _product(a: Piece, b: Piece) -> Tensor:
 def rows_by_experts(a: BlockTensor, b: BlockTensor, groups: tuple[int, ...]) -> Tensor:
     """float32 (R, N): rows a (R, K) of each group times their expert's b (E, N, K), transposed; no outer scales."""
     require_operands(a, b)
+    if any(straddle(q) or (q.groups is not None and len(q.shape) > 2) for q in (a, b)):
+        raise refuse("blocks along features that start anew at groups")
     out = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float32, device=a.scales.device)
     if 0 in (*out.shape, a.shape[-1]):
         return out

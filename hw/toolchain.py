@@ -23,6 +23,7 @@ from pathlib import Path
 from .machine_code import packaged
 
 BLACKWELL_PATH = "TRITON_PTXAS_BLACKWELL_PATH"
+HOPPER_PATH = "TRITON_PTXAS_PATH"
 ARCHITECTURES = ("sm_103a", "sm_100a", "sm_90a")
 REMEDY = (
     "install a newer triton (3.7 has ptxas 13.1), or pip install 'nvidia-cuda-nvcc>=13.1', or name another ptxas in "
@@ -70,13 +71,19 @@ def require_architecture(name: str) -> int:
 def assembler(path: Path) -> Assembler:
     """Raises: ValueError if it cannot be run, or tells no version."""
     try:
-        told = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=60).stdout
-    except OSError as error:
-        raise ValueError(f"{path.name} {path} cannot be run ({error.strerror}); {REMEDY}") from error
+        done = subprocess.run([str(path), "--version"], capture_output=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = error.strerror if isinstance(error, OSError) else "it does not end"
+        raise ValueError(f"{path.name} {path} cannot be run ({why}); {_remedy(path)}") from error
+    told = done.stdout.decode("utf-8", "replace")
     found = re.search(r"release (\d+)\.(\d+), V(\S+)", told)
     if found is None:
-        raise ValueError(f"{path} tells no version of CUDA: {told.strip()[:80]!r}; {REMEDY}")
+        raise ValueError(f"{path} tells no version of CUDA: {told.strip()[:80]!r}; {_remedy(path)}")
     return Assembler(path, (int(found[1]), int(found[2])), found[3])
+
+
+def _remedy(path: Path) -> str:
+    return "pip install nvidia-cuda-nvdisasm, or unset TRITON_NVDISASM_PATH" if "nvdisasm" in path.name else REMEDY
 
 
 def chosen() -> tuple[Path | None, str]:
@@ -96,11 +103,15 @@ def chosen() -> tuple[Path | None, str]:
 def used(arch: int) -> Assembler:
     """The ptxas that triton, imported here, runs for an architecture.
 
-    Raises: ValueError if there is none.
+    Raises: ValueError if there is none, or if the one that the environment names is none: triton would die of it, or
+        run its own in silence.
     """
     import triton
     from triton.backends.nvidia.compiler import get_ptxas
 
+    named = os.environ.get(BLACKWELL_PATH if arch >= 100 else HOPPER_PATH)
+    if named:
+        assembler(Path(named))
     try:
         path = Path(get_ptxas(arch).path)
     except (RuntimeError, AttributeError) as error:

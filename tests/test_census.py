@@ -211,6 +211,24 @@ def test_a_ptxas_that_is_absent_is_told(monkeypatch: pytest.MonkeyPatch, tmp_pat
     (tmp_path / "ptxas").chmod(0o755)
     with pytest.raises(ValueError, match=r"ptxas tells no version of CUDA: 'hello'; install a newer triton"):
         toolchain.assembler(tmp_path / "ptxas")
+    (tmp_path / "ptxas").write_bytes(b"#!/bin/sh\nprintf '\\377\\376'\n")
+    with pytest.raises(ValueError, match="tells no version of CUDA"):
+        toolchain.assembler.__wrapped__(tmp_path / "ptxas")
+
+
+@pytest.mark.parametrize(
+    ("variable", "arch"), [("TRITON_PTXAS_BLACKWELL_PATH", "sm_103a"), ("TRITON_PTXAS_PATH", "sm_90a")]
+)
+@pytest.mark.parametrize(("mode", "why"), [(0o644, "cannot be run"), (0o755, "tells no version of CUDA: 'hello'")])
+def test_a_ptxas_that_triton_would_pass_over_is_refused(
+    tools: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str, arch: str, mode: int, why: str
+) -> None:
+    """A file that is no ptxas, and one that is no program, for both of triton's variables."""
+    (tmp_path / "ptxas").write_text("#!/bin/sh\necho hello\n")
+    (tmp_path / "ptxas").chmod(mode)
+    monkeypatch.setenv(variable, str(tmp_path / "ptxas"))
+    with pytest.raises(ValueError, match=f"{why}.*install a newer triton"):
+        census.measure(["kernel_amax"], (arch,), 1)
 
 
 def test_a_triton_without_ptxas_is_told(tools: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,6 +361,9 @@ MMA = "\t@%p1 tcgen05.mma.cta_group::1.kind::{} [ %r9 + 0 ], %rd1, %rd2, %r3, [ 
         ),
         ("ld.global.b32 %r3, [%rd7];", ("mxf4nvf4 of unknown operands",)),
         ("mov.b32 %r3, %r7;", ("mxf4nvf4 of unknown operands",)),
+        ("mov.b32 %r3, 136316032;\n\t@%p2 mov.b32 %r3, 136316032;", ("mxf4nvf4 of unknown operands",)),
+        ("mov.b32 %r3, 0;\n\t@%p2 ld.global.b32 { %r3 }, [ %rd7 + 0 ];", ("mxf4nvf4 of unknown operands",)),
+        ("mov.b32 %r3, 136316032;\n\tmad.lo.s32 %r3, %r3, %r8, %r9;", ("mxf4nvf4 of unknown operands",)),
         ("mov.b32 %r3, 136316032;\n\tadd.s32 %r3, %r3, %r8;", ("mxf4nvf4 of unknown operands",)),
     ],
 )

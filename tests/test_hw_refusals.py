@@ -24,6 +24,7 @@ from numerics.ops import Cast, Recast, Wire
 pytest.importorskip("triton", reason="not run: triton is not installed (fourbit[hw])")
 
 from hw import ops
+from hw.launches import forced
 
 pytestmark = [
     # numpy, which interprets kernels, tells of infinities and NaN
@@ -39,6 +40,35 @@ GROUPS = (0, 4, 4, 9)
 
 
 # Refused, in words.
+
+
+def test_row_numbers_that_are_vouched_for() -> None:
+    """Believed until they are written to, and never of another type: kernels read 64 bits."""
+    q = nm.quantize(X, nm.MXFP8)
+    slots = torch.zeros(2, 1, dtype=torch.int64)
+    slots.vouched = (slots._version, len(X))
+    same("aggregate", q, slots, None, Wire(None))
+    slots[0] = len(X)
+    refused("slots", "aggregate", q, slots, None, Wire(None))
+    narrow = torch.zeros(2, 1, dtype=torch.int32)
+    narrow.vouched = (narrow._version, len(X))
+    refused("slots", "aggregate", q, narrow, None, Wire(None), error=TypeError)
+
+
+def test_blocks_that_start_anew_where_no_kernel_expects_it() -> None:
+    """Groups along features, as a transposed operand of tokens has them, and groups of a batch."""
+    x, w = data("normal", 40, 48), nm.quantize(data("normal", 32, 40).view(2, 16, 40), nm.MXFP8)
+    said = "hw has no Triton kernel for blocks along features that start anew at groups"
+    for q in (nm.quantize(x, nm.MXFP8, axis=-2, groups=(0, 5, 40)).mT, nm.quantize(x.T, nm.MXFP8, groups=(0, 5, 40))):
+        for native in (False, True):
+            with forced(native):
+                refused(said, "gate_up_glu", q, w, (0, 20, 48), Cast(None))
+                refused(said, "down_to_wire", q, w, (0, 20, 48), Wire(None))
+        refused(said, "requantize_transpose", q, Recast(nm.MXFP8, "multiply"))
+        refused(said, "aggregate", q, torch.zeros(2, 1, dtype=torch.int64), None, Wire(None))
+    same("aggregate", nm.quantize(x.T, nm.MXFP8, groups=(0, 32, 40)), torch.tensor([[1], [7]]), None, Wire(None))
+    batch = nm.quantize(x[None].expand(2, -1, -1), nm.MXFP8, axis=-2, groups=(0, 5, 40))
+    refused("groups of a batch of matrices", "requantize_transpose", batch, Recast(None))
 
 
 @pytest.mark.parametrize(

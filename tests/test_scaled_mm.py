@@ -262,3 +262,6 @@ def test_operands_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match=r"offsets \(0, 32, 40\), the experts are at \(0, 40\)"):
         scaled_mm.columns_by_experts(other, other, (0, 40))
     assert [piece.codes.shape[1] for piece in scaled_mm.columns(along, (0, 32, 40))] == [32, 32]
+    straddling = nm.quantize(torch.ones(40, 40), nm.MXFP8, groups=(0, 8, 40))
+    with pytest.raises(ValueError, match="blocks along features that start anew at groups"):
+        scaled_mm.rows_by_experts(straddling, nm.quantize(torch.ones(1, 16, 40), nm.MXFP8), (0, 40))
