@@ -84,7 +84,7 @@ def _asked(flags: list[Tensor]) -> Callable[[], bool]:
     host = torch.empty(len(flags), dtype=torch.int32, pin_memory=True)
     host.copy_(torch.cat(flags), non_blocking=True)
     arrived = torch.cuda.Event()
-    arrived.record()
+    arrived.record(torch.cuda.current_stream(flags[0].device))  # where the copy is, whatever the current device
 
     def wait() -> bool:
         arrived.synchronize()
