@@ -123,22 +123,30 @@ def contracted(folder: Path = HERE) -> list[str]:
 
 
 def launched(folder: Path = HERE) -> set[str]:
-    """Kernels of a folder as "module.function": what is decorated by triton.jit there and launched, by source text."""
+    """Kernels of a folder as "module.function": what is decorated by triton.jit there and launched in any of its
+    modules, by source text."""
+    trees = {path.stem: ast.parse(path.read_text("utf-8")) for path in sorted(folder.glob("*.py"))}
+    jitted = {f"{module}.{name}" for module, tree in trees.items() for name in _jitted(tree)}
     found = set()
-    for path in sorted(folder.glob("*.py")):
-        tree = ast.parse(path.read_text("utf-8"))
-        jitted = {
-            node.name
-            for node in tree.body
-            if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in node.decorator_list)
-        }
+    for module, tree in trees.items():
+        known = {name.split(".")[1]: name for name in jitted if name.startswith(f"{module}.")}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                whole = [f"{node.module}.{a.name}" if node.module else a.name for a in node.names]
+                known |= {a.asname or a.name: name for a, name in zip(node.names, whole, strict=True)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 first = node.args[0] if ast.unparse(node.func).split(".")[-1] == "launch" and node.args else None
                 taken = node.func.value if isinstance(node.func, ast.Subscript) else first
-                if isinstance(taken, ast.Name) and taken.id in jitted:
-                    found.add(f"{path.stem}.{taken.id}")
-    return found
+                if isinstance(taken, ast.Name | ast.Attribute):
+                    head, _, tail = ast.unparse(taken).partition(".")
+                    found.add(f"{known.get(head, head)}{tail and '.'}{tail}")
+    return found & jitted
+
+
+def _jitted(tree: ast.Module) -> set[str]:
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return {f.name for f in functions if any("jit" in ast.unparse(d) for d in f.decorator_list)}
 
 
 def _assigned(path: Path) -> set[str]:

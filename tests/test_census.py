@@ -143,7 +143,7 @@ def test_a_kernel_without_a_contract_fails_the_census(traps: census.Census) -> N
 
 
 def test_kernels_are_found_by_source_text(tmp_path: Path) -> None:
-    """Launched by the function or by brackets; device functions, and launches of other modules' kernels, are not."""
+    """Launched by the function or by brackets; in any module; device functions, and kernels of no module, are not."""
     (tmp_path / "a.py").write_text(
         "@triton.jit\ndef _one(x): _two(x)\n@triton.jit\ndef _two(x): pass\n@triton.jit(do_not_specialize=['x'])\n"
         "def _three(x): pass\ndef go(x):\n    launch(_one, (1,), x)\n    _three[(1,)](x)\n    launch(b._four, x)\n"
@@ -151,6 +151,9 @@ def test_kernels_are_found_by_source_text(tmp_path: Path) -> None:
     (tmp_path / "b.py").write_text("import a\nCONTRACT: Contract = 1\nCONTRACT = Contract(())\n")
     assert census_run.launched(tmp_path) == {"a._one", "a._three"}
     assert census_run.contracted(tmp_path) == ["b"]
+    for text in ("from .a import _two as f\nlaunch(f, (1,))\n", "from . import a as m\nlaunch(m._two, (1,))\n"):
+        (tmp_path / "c.py").write_text(text)
+        assert census_run.launched(tmp_path) == {"a._one", "a._two", "a._three"}
     assert {"kernel_nvfp4._nvfp4", "philox._words_kernel", "cvt._kernel"} <= census_run.launched()
 
 
