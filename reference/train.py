@@ -55,6 +55,7 @@ __all__ = ["Result", "TrainConfig", "TrainingStopped", "check", "main", "require
 _NOT_IDENTITY = (
     *("out", "progress", "activations", "monitor_every", "monitor_reference", "tensorboard", "raise_to"),
     "ops",  # told by the module's own name
+    "recompute",
 )
 
 
@@ -170,6 +171,7 @@ def _steps(run: Run, start: int, on_progress: Callable[[dict[str, Any]], None] |
 def _build(config: TrainConfig, recipe: Recipe, layers: Schedule, ops: ModuleType) -> nn.Module:
     try:
         model = Transformer(config.model, recipe, ops, config.seed, config.accumulator, config.recompute_glu)
+        model.recompute_layers = config.recompute == "layers"
         if config.layer_presets:
             model.follow(layers.start)
         return model.to(config.device)
