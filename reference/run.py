@@ -50,8 +50,9 @@ class Run:
     def __post_init__(self) -> None:
         object.__setattr__(self, "oscillation", Oscillation(self.model, self.config.steps))
 
-    def resume(self) -> int:
-        """Load the newest checkpoint, cut the log back to it, and return its step; 0 without one."""
+    def resume(self, command: str) -> int:
+        """Load the newest checkpoint, cut the log back to it, and return its step; 0 without one. `command`: what runs
+        it, for meta.json."""
         config, corpus, start = self.config, self.corpus, 0
         if path := checkpoint.latest(config.out):
             tensors, meta = checkpoint.load(path)
@@ -79,6 +80,7 @@ class Run:
                 config.device,
                 {"preset": config.preset, "seed": config.seed, "threads": config.threads, "corpus": about},
                 start,
+                command,
             )
         return start
 

@@ -32,11 +32,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import tyro
 from torch import nn
 from tqdm import tqdm
 
 from .board import Board, require_tensorboard
+from .command_line import command_of, exact, parse
 from .config import THRESHOLDS, TrainConfig, check
 from .data import load_corpus, require_sequences
 from .guard import Guard, digest, reference_losses
@@ -92,8 +92,8 @@ def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
 
     Args: operations: gives the module that `ops` and `device` of the command line name, or raises ValueError.
     """
-    config = tyro.cli(TrainConfig, args=argv, prog="fourbit train")
-    result = train(config, operations(config.ops, config.device))
+    config = parse(argv)
+    result = train(config, operations(config.ops, config.device), command=exact(argv))
     done = f"was finished already: {result.steps}" if result.resumed_from == result.steps else f"done: {result.steps}"
     print(
         f"{config.preset} in {result.folder} {done} steps, held-out {result.heldout_ce:.4f} nats "
@@ -103,7 +103,12 @@ def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
     return 0
 
 
-def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str, Any]], None] | None = None) -> Result:
+def train(
+    config: TrainConfig,
+    ops: ModuleType,
+    on_progress: Callable[[dict[str, Any]], None] | None = None,
+    command: str | None = None,
+) -> Result:
     """Train, or resume, the run that `config` describes.
 
     Args:
@@ -111,6 +116,7 @@ def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str,
         ops: the operations of the expert path, `numerics.ops` or a module with its functions; `config.ops` names them
             for whoever chooses it.
         on_progress: called after each step with that step's log record.
+        command: what the run folder says to run it by; one that gives `config` if left out.
 
     Returns:
         The result of the finished run.
@@ -134,7 +140,7 @@ def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str,
         with open_run(config.out, identity) as log:
             guard = Guard(config, layers, reference)
             run = Run(config, identity, corpus, model, adamw(model, config), log, layers, guard)
-            start = run.resume()
+            start = run.resume(command or command_of(config))
             if start == config.steps and config.activations is not None:
                 raise ValueError(
                     f"activations {str(config.activations)!r} are recorded in the last step, which run "
