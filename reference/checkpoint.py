@@ -42,8 +42,10 @@ def write_atomic(path: Path, contents: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a full disk does not say where it is full
         raise
     _flush_folder(path.parent)
 
@@ -168,13 +170,7 @@ def restore_training_state(tensors: dict[str, Tensor], model: nn.Module, optimiz
     Raises:
         ValueError: the tensors are of another model.
     """
-    own = model.state_dict()
-    weights = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
-    odd = sorted(set(own) ^ set(weights)) or [name for name in own if own[name].shape != weights[name].shape]
-    if odd:
-        raise ValueError(
-            f"checkpoint and model differ in {', '.join(odd)}: another version wrote it; start in another run folder"
-        )
+    weights = model_weights(tensors, model)
     states: dict[str, dict[str, Tensor]] = {name: {} for name in _parameter_names(optimizer)}
     for key, tensor in tensors.items():
         if key.startswith("adam/"):
@@ -182,6 +178,22 @@ def restore_training_state(tensors: dict[str, Tensor], model: nn.Module, optimiz
             states[name][entry] = tensor
     model.load_state_dict(weights)
     optimizer.load_state_dict(optimizer.state_dict() | {"state": dict(enumerate(states.values()))})
+
+
+def model_weights(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """The weights among a checkpoint's tensors, under the names that `model` has for them.
+
+    Raises:
+        ValueError: they are of another model.
+    """
+    own = model.state_dict()
+    weights = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
+    odd = sorted(set(own) ^ set(weights)) or [name for name in own if own[name].shape != weights[name].shape]
+    if odd:
+        raise ValueError(
+            f"checkpoint and model differ in {', '.join(odd)}: another version wrote it; start in another run folder"
+        )
+    return weights
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -193,6 +205,11 @@ def latest(folder: Path) -> Path | None:
     """Return the checkpoint of the highest step, or None; unfinished files do not count."""
     found = _checkpoints(folder)
     return found[-1] if found else None
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps that a run folder has checkpoints of, ascending."""
+    return [int(path.stem.removeprefix("checkpoint-")) for path in _checkpoints(folder)]
 
 
 def prune(folder: Path, keep: int = 2) -> None:

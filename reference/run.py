@@ -168,16 +168,7 @@ class Run:
         """Return the held-out cross entropy, nats per token, grain by grain as in training."""
         config = self.config
         tokens_BS, targets_BS = heldout_batch(self.corpus.heldout, config.eval_sequences, config.model.sequence)
-        self.model.eval()
-        with torch.no_grad():
-            # Step -1 names no training step: evaluation shares no random bits with one.
-            losses = [
-                len(tokens)
-                * self.model(tokens, targets, Draw(config.seed, -1, grain), len(tokens) // config.grain).ce.item()
-                for grain, tokens, targets in passes(config, tokens_BS, targets_BS)
-            ]
-        self.model.train()
-        return math.fsum(losses) / config.eval_sequences
+        return heldout_loss(self.model, config, tokens_BS, targets_BS)
 
     def _save(self, step: int) -> None:
         """Write the checkpoint of `step`, then delete the ones that it supersedes."""
@@ -190,6 +181,21 @@ class Run:
         checkpoint.save(checkpoint.checkpoint_path(folder, step), tensors, meta)
         checkpoint.prune(folder)
         self.observer.forget()  # a run resumed from here has not seen the weights before either
+
+
+def heldout_loss(model: nn.Module, config: TrainConfig, tokens_BS: torch.Tensor, targets_BS: torch.Tensor) -> float:
+    """The mean cross entropy of sequences (B, S), nats per token, grain by grain as in training. The model is left in
+    the mode it was in."""
+    before = model.training
+    model.eval()
+    with torch.no_grad():
+        # Step -1 names no training step: evaluation shares no random bits with one.
+        losses = [
+            len(tokens) * model(tokens, targets, Draw(config.seed, -1, grain), len(tokens) // config.grain).ce.item()
+            for grain, tokens, targets in passes(config, tokens_BS, targets_BS)
+        ]
+    model.train(before)
+    return math.fsum(losses) / len(tokens_BS)
 
 
 def passes(

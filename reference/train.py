@@ -23,9 +23,8 @@ Shapes: B sequences, S tokens per sequence.
 
 import contextlib
 import dataclasses
-import os
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -43,6 +42,7 @@ from .guard import Guard, digest, reference_losses
 from .log import TrainingStopped, open_run, read_log, require_run_folder
 from .model import Transformer
 from .optimizer import adamw
+from .pinned import pinned
 from .presets import preset
 from .recipe import Recipe
 from .run import Run
@@ -134,7 +134,7 @@ def train(
     corpus = load_corpus(config.data)
     require_sequences(corpus.train, "training part", 1, config.model.sequence, corpus.description)
     require_sequences(corpus.heldout, "held-out part", config.eval_sequences, config.model.sequence, corpus.description)
-    with _pinned(config.threads):
+    with pinned(config.threads):
         model = _build(config, recipe, layers, ops)
         identity = _identity(config, ops, reference)
         with open_run(config.out, identity) as log:
@@ -223,26 +223,3 @@ def _identity(config: TrainConfig, ops: ModuleType, reference: dict[int, float] 
     if config.raise_loss is not None:
         found["monitor_reference"] = None if reference is None else digest(reference)
     return found
-
-
-@contextlib.contextmanager
-def _pinned(threads: int) -> Iterator[None]:
-    """Pin what bits depend on in torch, and give it back afterwards."""
-    before = torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-    # cuBLAS is deterministic only with a fixed workspace, and reads this when CUDA is first used.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True)
-    filled = torch.utils.deterministic.fill_uninitialized_memory
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads memory that it has not written
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        torch.utils.deterministic.fill_uninitialized_memory = filled
-        torch.set_num_threads(before)
-        if workspace is None:
-            os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
