@@ -82,6 +82,8 @@ class TrainConfig:
     if left out."""
     tensorboard: Path | None = None
     """Folder for TensorBoard, which needs the extra `tensorboard`; none if left out."""
+    wandb: str | None = None
+    """Project of Weights & Biases, which needs the extra `wandb`; none if left out."""
     raise_error: float | None = None
     """Raise a layer with an operand whose rel_mse is above this; see `fourbit monitor` for what is usual."""
     raise_output: float | None = None

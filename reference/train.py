@@ -40,6 +40,7 @@ from .config import THRESHOLDS, TrainConfig, check
 from .data import load_corpus, require_sequences
 from .guard import Guard, digest, reference_losses
 from .log import TrainingStopped, open_run, read_log, require_run_folder
+from .logbook import Logbook, require_wandb
 from .model import Transformer
 from .optimizer import adamw
 from .pinned import pinned
@@ -53,7 +54,7 @@ __all__ = ["Result", "TrainConfig", "TrainingStopped", "check", "main", "require
 
 # fields that do not change a bit of the run
 _NOT_IDENTITY = (
-    *("out", "progress", "activations", "monitor_every", "monitor_reference", "tensorboard", "raise_to"),
+    *("out", "progress", "activations", "monitor_every", "monitor_reference", "tensorboard", "wandb", "raise_to"),
     "ops",  # told by the module's own name
     "recompute",
 )
@@ -131,6 +132,8 @@ def train(
     reference = None if config.monitor_reference is None else reference_losses(config.monitor_reference, config.out)
     if config.tensorboard is not None:
         require_tensorboard(config.tensorboard)
+    if config.wandb is not None:
+        require_wandb(config.wandb)
     corpus = load_corpus(config.data)
     require_sequences(corpus.train, "training part", 1, config.model.sequence, corpus.description)
     require_sequences(corpus.heldout, "held-out part", config.eval_sequences, config.model.sequence, corpus.description)
@@ -156,11 +159,15 @@ def require_resumable(config: TrainConfig, ops: ModuleType) -> None:
 
 
 def _steps(run: Run, start: int, on_progress: Callable[[dict[str, Any]], None] | None) -> None:
-    """Take the steps after `start`, with a progress bar and for TensorBoard."""
+    """Take the steps after `start`, with a progress bar, for TensorBoard and for Weights & Biases."""
     config = run.config
     hidden = {"auto": None, "show": False, "hide": True}[config.progress]
     with contextlib.ExitStack() as stack:
-        board = None if config.tensorboard is None else stack.enter_context(Board(config.tensorboard, start))
+        watchers: list[Callable[[dict[str, Any]], None]] = [] if on_progress is None else [on_progress]
+        if config.tensorboard is not None:
+            watchers.insert(0, stack.enter_context(Board(config.tensorboard, start)).add)
+        if config.wandb is not None and start < config.steps:
+            watchers.insert(0, stack.enter_context(Logbook(config.wandb, config.out, run.identity)).add)
         bar = stack.enter_context(
             tqdm(total=config.steps, initial=start, desc=config.preset, unit="step", disable=hidden)
         )
@@ -168,10 +175,8 @@ def _steps(run: Run, start: int, on_progress: Callable[[dict[str, Any]], None] |
             record = run.advance(step)
             bar.set_postfix(loss=f"{record['loss']:.3f}", refresh=False)
             bar.update()
-            if board is not None:
-                board.add(record)
-            if on_progress is not None:
-                on_progress(record)
+            for add in watchers:
+                add(record)
 
 
 def _build(config: TrainConfig, recipe: Recipe, layers: Schedule, ops: ModuleType) -> nn.Module:
