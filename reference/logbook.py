@@ -1,9 +1,9 @@
 """The records of a run for Weights & Biases: the numbers that TensorBoard gets, under the same names and steps.
 
 A run folder is one run there: its id is in wandb.json, so a resumed run goes on in it. Where no connection or account
-is at hand the records are written into the folder `wandb` of the run folder, and a line on stderr says how to send them;
-WANDB_MODE and the library's other settings hold. Steps that a killed run takes again have the same numbers, and the
-service keeps the first ones. Needs the extra `wandb`.
+is at hand the records are written into the folder `wandb` of the run folder, and a line on stderr says how to send
+them; WANDB_MODE and the library's other settings hold. Steps that a killed run takes again have the same numbers, and
+the service keeps the first ones. Needs the extra `wandb`.
 """
 
 from __future__ import annotations

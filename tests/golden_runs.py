@@ -120,7 +120,7 @@ def main(argv: list[str]) -> int:
             print(setting)
             for name, run in records(setting).items():
                 for key, values in distances(run, stored(name)).items():
-                    print(f"  {name} {key}: " + " ".join(f"{value:.0e}" for value in values), flush=True)
+                    print(f"  {name} {key}: " + " ".join(f"{value:.1e}" for value in values), flush=True)
     elif not argv:
         for name, run in records(PINNED).items():
             (FOLDER / f"{name}.json").write_text(json.dumps(run, indent=1) + "\n")

@@ -1,5 +1,5 @@
-"""Contract of reference.evaluate and reference.tasks: items have one right answer that their prompt tells, scores are those
-of the model's log-likelihoods, the held-out loss is the trainer's own, and everything repeats.
+"""Contract of reference.evaluate and reference.tasks: items have one right answer that their prompt tells, scores are
+those of the model's log-likelihoods, the held-out loss is the trainer's own, and everything repeats.
 
 Oracles: the prompts read back with regular expressions; stand-in models that know, or avoid, the answer; softmax by
 loops in float64; scipy's Wilson interval; the run's log.

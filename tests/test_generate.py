@@ -66,7 +66,10 @@ def test_greedy_text_is_that_of_a_loop(run: Loaded, capsys: pytest.CaptureFixtur
 def test_a_text_is_a_function_of_its_seed(run: Loaded, capsys: pytest.CaptureFixture[str]) -> None:
     texts = []
     for seed in (1, 1, 2):
-        assert fourbit.main(words(run, "--prompt=the", f"--seed={seed}", "--temperature=2", "--top-p=1", "--tokens=25")) == 0
+        assert (
+            fourbit.main(words(run, "--prompt=the", f"--seed={seed}", "--temperature=2", "--top-p=1", "--tokens=25"))
+            == 0
+        )
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] != texts[2] and all(text.startswith("the") for text in texts)
     # fewer tokens are the first ones

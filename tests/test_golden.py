@@ -1,13 +1,15 @@
 """Contract: twenty steps of a default model under three recipes, and with every option of the model, have the losses,
 gradient norms and balance that tests/golden/ recorded: a change that is not meant to move a bit moves none.
 
-Oracle: the records. With the torch and kind of machine that they name every number is equal, bit for bit: the runs' libraries
-are pinned to instructions that all such processors have (`golden_runs.PINNED`), and with that neither MKL's choice
-(SSE4.2, AVX2), nor oneDNN's, nor the C library without AVX, AVX2 and FMA, nor a second thread moved a bit. Elsewhere, as on
-ARM or under another torch, sums have another order, some BF16 roundings fall the other way, and from the second step on
-losses differ by what rounding does to 128 tokens. How much was measured with libraries that choose for themselves, at three
-sets of instructions (`golden_runs.py --spread`; the largest of 3 settings and 4 runs): first step 1.3e-3, later ones 0.02,
-mean over the steps 1.6e-3, held-out 6e-3; gradient norm 0.011 and 0.08; balance 3e-6 and 3e-4. Tolerances are twice that.
+Oracle: the records. With the torch and kind of machine that they name every number is equal, bit for bit: the runs'
+libraries are pinned to instructions that all such processors have (`golden_runs.PINNED`), and with that neither MKL's
+choice (SSE4.2, AVX2), nor oneDNN's, nor the C library without AVX, AVX2 and FMA, nor a second thread moved a bit.
+
+choice (SSE4.2, AVX2), nor oneDNN's, nor the C library without AVX, AVX2, FMA, nor a second thread moved a bit.
+second step on losses differ by what rounding does to 128 tokens, whatever the learning rate. How much was measured with
+libraries that choose for themselves, at three sets of instructions (`golden_runs.py --spread`). The largest of three
+settings and four runs, in the first step and the others: loss 1.5e-3 and 0.022, gradient norm 0.010 and 0.076, balance
+2.8e-6 and 3.2e-4; mean loss 2.2e-3, held-out loss 5.5e-3. Tolerances are twice that.
 """
 
 import hashlib
@@ -19,11 +21,11 @@ import pytest
 
 # of the first step, and of the others
 TOLERANCES = {
-    "loss": (2.6e-3, 0.04),
-    "grad_norm": (0.022, 0.16),
-    "balance": (6e-6, 6e-4),
-    "mean_loss": (3.2e-3, 0.0),
-    "heldout_ce": (0.012, 0.0),
+    "loss": (3.0e-3, 0.044),
+    "grad_norm": (0.020, 0.152),
+    "balance": (5.6e-6, 6.4e-4),
+    "mean_loss": (4.4e-3, 0.0),
+    "heldout_ce": (0.011, 0.0),
 }
 
 

@@ -1,5 +1,5 @@
-"""Contract of reference.load: a run folder gives the model that the run evaluated, bit for bit; damaged folders are refused
-in one sentence.
+"""Contract of reference.load: a run folder gives the model that the run evaluated, bit for bit; damaged folders are
+refused in one sentence.
 
 Oracle: the held-out losses that the run logged itself, after a late switch and with raised layers.
 """
@@ -33,7 +33,7 @@ def threads(one_thread: None) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
-    """Two checkpoints, of steps 3 and 6: one before the late switch and one after it. The first step raises the layers in
+    """Two checkpoints, of steps 3 and 6: one before the late switch and one after. The first step raises the layers in
     NVFP4, whose outputs are ten times less exact than others."""
     folder = tmp_path_factory.mktemp("load")
     text = folder / "text.txt"

@@ -1,8 +1,8 @@
-"""Contract of reference.logbook: Weights & Biases gets the numbers of the log under TensorBoard's names, a resumed run goes
-on in the same run there, and nothing but a missing package stops a run.
+"""Contract of reference.logbook: Weights & Biases gets the numbers of the log under TensorBoard's names, a resumed run
+goes on in the same run there, and nothing but a missing package stops a run.
 
-Oracle: the log; a stand-in for the library that keeps what it is told; the library itself without a network, where it is
-installed.
+Oracle: the log; a stand-in for the library that keeps what it is told; the library itself without a network, where
+it is installed.
 """
 
 import json

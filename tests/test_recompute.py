@@ -1,5 +1,5 @@
-"""Contract of reference.recompute: losses, gradients, loads and what a monitor sees are those without, bit for bit; kept
-is one input a layer.
+"""Contract of reference.recompute: losses, gradients, loads and what a monitor sees are those without, bit for bit;
+kept is one input a layer.
 
 Oracle: the same model without it; the sizes of the layers' inputs.
 """
