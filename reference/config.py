@@ -67,8 +67,8 @@ class TrainConfig:
     recompute_glu: bool = False
     """Compute gate and up again in the backward instead of keeping them in BF16: the same bits, less memory."""
     recompute: Literal["none", "layers"] = "none"
-    """Compute each layer again in the backward and keep its input alone: the same bits, far less memory, about a third
-    more time."""
+    """Compute each layer again in the backward and keep its input alone: the same bits, about a ninth of
+    the memory, 40 % more time on a CPU."""
     eval_every: int = 50
     """Steps between held-out evaluations; the last step is always evaluated."""
     eval_sequences: int = 64

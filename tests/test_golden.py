@@ -3,11 +3,11 @@ gradient norms and balance that tests/golden/ recorded: a change that is not mea
 
 Oracle: the records. With the torch and kind of machine that they name every number is equal, bit for bit: the runs'
 libraries are pinned to instructions that all such processors have (`golden_runs.PINNED`), and with that neither MKL's
-choice (SSE4.2, AVX2), nor oneDNN's, nor the C library without AVX, AVX2 and FMA, nor a second thread moved a bit.
-
 choice (SSE4.2, AVX2), nor oneDNN's, nor the C library without AVX, AVX2, FMA, nor a second thread moved a bit.
-second step on losses differ by what rounding does to 128 tokens, whatever the learning rate. How much was measured with
-libraries that choose for themselves, at three sets of instructions (`golden_runs.py --spread`). The largest of three
+
+Elsewhere, as on ARM or under another torch, sums have another order and some BF16 roundings fall the other way: from
+the second step on losses differ by what rounding does to 128 tokens, whatever the learning rate. How much was measured
+with libraries that choose for themselves, at three sets of instructions (`golden_runs.py --spread`). The largest of three
 settings and four runs, in the first step and the others: loss 1.5e-3 and 0.022, gradient norm 0.010 and 0.076, balance
 2.8e-6 and 3.2e-4; mean loss 2.2e-3, held-out loss 5.5e-3. Tolerances are twice that.
 """
