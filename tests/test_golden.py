@@ -7,9 +7,9 @@ choice (SSE4.2, AVX2), nor oneDNN's, nor the C library without AVX, AVX2, FMA, n
 
 Elsewhere, as on ARM or under another torch, sums have another order and some BF16 roundings fall the other way: from
 the second step on losses differ by what rounding does to 128 tokens, whatever the learning rate. How much was measured
-with libraries that choose for themselves, at three sets of instructions (`golden_runs.py --spread`). The largest of three
-settings and four runs, in the first step and the others: loss 1.5e-3 and 0.022, gradient norm 0.010 and 0.076, balance
-2.8e-6 and 3.2e-4; mean loss 2.2e-3, held-out loss 5.5e-3. Tolerances are twice that.
+with libraries that choose for themselves, at three sets of instructions (`golden_runs.py --spread`). The largest of
+three settings and four runs, in the first step and the others: loss 1.5e-3 and 0.022, gradient norm 0.010 and 0.076,
+balance 2.8e-6 and 3.2e-4; mean loss 2.2e-3, held-out loss 5.5e-3. Tolerances are twice that.
 """
 
 import hashlib
