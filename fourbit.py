@@ -45,6 +45,12 @@ def _generate(argv: list[str]) -> int:
     return generate.main(argv, operations)
 
 
+def _tokenize(argv: list[str]) -> int:
+    from reference import tokenizing
+
+    return tokenizing.main(argv)
+
+
 def _study(argv: list[str]) -> int:
     from studies import study
 
@@ -96,6 +102,11 @@ def _bench(argv: list[str]) -> int:
         from reference import monitor_cost
 
         return monitor_cost.main(argv[1:], ops)
+    if argv[:1] == ["data"]:
+        from numerics import ops
+        from reference import data_cost
+
+        return data_cost.main(argv[1:], ops)
     if argv[:1] == ["matmul"]:
         from hw import bench_matmul
 
@@ -157,6 +168,7 @@ COMMANDS: dict[str, Command] = {
     "train": Command("train a model under a recipe", _train),
     "eval": Command("evaluate a trained model: held-out loss, bits per byte, small tasks with known answers", _eval),
     "generate": Command("continue a text by a trained model", _generate),
+    "tokenize": Command("train a tokenizer and write tokenized shards to train on", _tokenize),
     "monitor": Command("show what a run's monitor has seen: table, figure, TensorBoard", _monitor),
     "recipes": Command("print a recipe of number formats role by role, or what two differ in", _recipes),
     "study": Command("list, run NAME or report: questions, measurements and figures", _study),
@@ -169,7 +181,7 @@ COMMANDS: dict[str, Command] = {
     "check": Command("say which quantizer made the bytes of a dump, or what is wrong with them", _check),
     "vectors": Command("write the conformance pack: golden vectors that need nothing else of fourbit", _vectors),
     "bench": Command(
-        "time the emulation, training or kernels: bench numerics|matmul|training|monitor|hw|experts", _bench
+        "time the emulation, training or kernels: bench numerics|matmul|training|data|monitor|hw|experts", _bench
     ),
     "formats": Command("print tables of the element and block formats", _formats),
     "show": Command("take one code of a format apart, or encode a number: show E4M3 0x6C", _show),

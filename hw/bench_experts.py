@@ -28,7 +28,7 @@ from .clocks import Clock, clock_of
 from .device import DeviceAbsent, conditions, resolve
 from .expert_passes import NEEDED, Ours, Plain, data
 from .record import require_writable, write_csv
-from .seam import implementation, importable
+from .seam import KERNELS, implementation, importable
 
 FORWARD, BOTH, BOTH_ONCE = "forward", "forward + backward", "forward + backward, weights requantized before"
 LEAST = {FORWARD: 0.80, BOTH: 1 / 1.4}  # BF16's time over ours
@@ -128,7 +128,7 @@ def functions(name: str, device: torch.device) -> dict[str, Callable[..., Any]]:
 
     Raises: ValueError if `ops` has not all of them: none is replaced by another's.
     """
-    with importable(name if name not in ("emulated", "triton", "blackwell") else None):
+    with importable(name if name not in ("emulated", *KERNELS) else None):
         found = implementation(name, device)
     if lacking := [f"{f} ({found.absent[f]})" for f in NEEDED if f not in found.functions]:
         raise ValueError(f"ops={name!r} lacks {', '.join(lacking)}; the MLP needs all of {', '.join(NEEDED)}")

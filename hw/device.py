@@ -101,6 +101,21 @@ def is_blackwell(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) in ((10, 0), (10, 3))
 
 
+def library_absent(device: torch.device) -> str | None:
+    """Why torch's block-scaled products cannot run on `device`, in words that end in the remedy; None: they can."""
+    if not is_blackwell(device):
+        found = f"{device} is no CUDA device"
+        if device.type == "cuda":
+            found = f"{device} has " + ".".join(map(str, torch.cuda.get_device_capability(device)))
+        return (
+            "torch's block-scaled products need a GPU of compute capability 10.0 or 10.3 (sm_100, sm_103), and "
+            f"{found}; use such a GPU"
+        )
+    if not hasattr(torch.nn.functional, "scaled_mm"):
+        return f"torch {torch.__version__} has no torch.nn.functional.scaled_mm; install torch 2.10 or later"
+    return triton_absent(device)
+
+
 def require_launch(kernel: Any, x: Tensor, name: str) -> None:
     """Raises ValueError unless `kernel`, as triton.jit made it, can run where `x`, the argument `name`, is."""
     from triton.runtime import JITFunction

@@ -9,8 +9,7 @@ A Blackwell multiplies many operands as they are stored (`products_native`); tho
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -18,16 +17,14 @@ import torch
 from torch import Tensor
 
 from numerics import E8M0, BlockTensor
-from numerics.cache import cached
 from numerics.ops import Operand
-from numerics.partition import Partition
 
 from . import products_native
 from .casts import refuse, require_known
 from .kernel_decode import decode
 from .kernel_decode_nvfp4 import decode_nvfp4
 from .packed import PackedTensor, packed_bytes
-from .sources import numbered
+from .sources import lines, numbered
 
 
 def decoded(
@@ -45,7 +42,10 @@ def decoded(
         flat, scales = packed_bytes(q).reshape(rows, q.shape[-1] // 2), q.scales.reshape(rows, q.scales.shape[-1])
         return decode_nvfp4(flat, scales.contiguous()).view(q.shape), None
     rows, columns = q.shape[:-1].numel(), q.scales.shape[-1]
-    table = _lines(tuple(q.shape), q.axis, q.fmt.block, q.fmt.tile, q.groups, str(q.scales.device))
+    along = q.axis == len(q.shape) - 2
+    matrices, length = q.shape[:-2].numel(), q.shape[-2] if len(q.shape) > 1 else 1
+    step, groups = (q.fmt.block, q.groups) if along else (q.fmt.tile, None)
+    table = lines(matrices, length, step, groups, str(q.scales.device))
     across = q.fmt.block if q.axis == len(q.shape) - 1 else q.fmt.tile
     codes = q.codes.reshape(rows, q.shape[-1]).contiguous()
     scales, powers = q.scales.reshape(q.scales.shape[:-1].numel(), columns).contiguous(), q.fmt.scale is E8M0
@@ -61,27 +61,39 @@ def per_row(q: BlockTensor) -> Tensor:
     return q.outer.expand(*q.shape[:-1], 1).reshape(-1).contiguous()
 
 
-@cached(maxsize=64)
-def _lines(
-    shape: tuple[int, ...], axis: int, block: int, tile: int, groups: tuple[int, ...] | None, device: str
-) -> Tensor:
-    """int32 (rows,): which line of scales each row of codes has, both counted through all leading axes."""
-    length = shape[-2] if len(shape) > 1 else 1
-    along = axis == len(shape) - 2
-    step, cuts = (block, groups) if along else (tile, None)
-    own = Partition.of(length, step, cuts)
-    lines = torch.arange(math.prod(shape[:-2]))[:, None] * own.blocks + own.block_of[None, :]
-    return lines.flatten().to(torch.int32).to(device)
-
-
 def pair(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
     """Both operands' values without outer scales, both BF16 or, where that would not be exact, both FP32."""
+    found = _narrow(a, b)
+    return found[:2] if found is not None and not found[2]() else _wide(a, b)
+
+
+def _narrow(a: Operand, b: Operand) -> tuple[Tensor, Tensor, Callable[[], bool]] | None:
+    """Both in BF16, and what waits to tell whether BF16 does not hold one of the values; None off a GPU, or of FP32."""
     device = a.device if isinstance(a, Tensor) else a.scales.device
-    if device.type == "cuda" and all(isinstance(x, BlockTensor) or x.dtype == torch.bfloat16 for x in (a, b)):
-        found = [(x, None) if isinstance(x, Tensor) else decoded(x, narrow=True) for x in (a, b)]
-        flags = [flag for _, flag in found if flag is not None]
-        if not flags or not int(torch.cat(flags).amax()):
-            return found[0][0], found[1][0]
+    if device.type != "cuda" or not all(isinstance(x, BlockTensor) or x.dtype == torch.bfloat16 for x in (a, b)):
+        return None
+    found = [(x, None) if isinstance(x, Tensor) else decoded(x, narrow=True) for x in (a, b)]
+    flags = [flag for _, flag in found if flag is not None]
+    return found[0][0], found[1][0], _asked(flags)
+
+
+def _asked(flags: list[Tensor]) -> Callable[[], bool]:
+    """Sends flags to the host; what is returned waits for them and says whether one is set."""
+    if not flags:
+        return lambda: False
+    host = torch.empty(len(flags), dtype=torch.int32, pin_memory=True)
+    host.copy_(torch.cat(flags), non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+
+    def wait() -> bool:
+        arrived.synchronize()
+        return bool(host.any())
+
+    return wait
+
+
+def _wide(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
     first, second = (x.to(torch.float32) if isinstance(x, Tensor) else decoded(x)[0] for x in (a, b))
     return first, second
 
@@ -136,15 +148,31 @@ def sums_of_rows(a: Operand, b: Operand, groups: tuple[int, ...], axis: int = 2,
     found = products_native.rows_by_experts(a, b, groups, axis)
     if found is not None:
         return found
-    first, second = pair(a, b)
-    dtype = first.dtype if rounded else torch.float32
-    return rows_by_experts(first, second if axis == 2 else second.mT, groups, dtype)
+
+    def product(first: Tensor, second: Tensor) -> Tensor:
+        dtype = first.dtype if rounded else torch.float32
+        return rows_by_experts(first, second if axis == 2 else second.mT, groups, dtype)
+
+    return _of_either(product, a, b)
 
 
 def sums_of_columns(a: Operand, b: Operand, groups: tuple[int, ...]) -> Tensor:
     """float32 (E, N, K): of each group a[i:j].T @ b[i:j], a (R, N), b (R, K), without outer scales."""
     found = products_native.columns_by_experts(a, b, groups)
-    return columns_by_experts(*pair(a, b), groups) if found is None else found
+    if found is not None:
+        return found
+    return _of_either(lambda first, second: columns_by_experts(first, second, groups), a, b)
+
+
+def _of_either(product: Callable[[Tensor, Tensor], Tensor], a: Operand, b: Operand) -> Tensor:
+    """A product of BF16 values, or of FP32 ones where BF16 does not hold them. The device need not wait until that is
+    known: it is asked for before the product and heard after it, which is done again if need be."""
+    narrow = _narrow(a, b)
+    if narrow is None:
+        return product(*_wide(a, b))
+    first, second, inexact = narrow
+    sums = product(first, second)
+    return product(*_wide(a, b)) if inexact() else sums
 
 
 def row_factors(a: Operand, b: Operand, groups: tuple[int, ...]) -> Tensor | None:

@@ -29,6 +29,7 @@ from .device import require_launch
 from .kernel_product import CODES8, TILE, boxes, decoded_mxfp8, from_atoms, programs_on
 from .kernel_swizzle import swizzle_columns
 from .launches import launch, native
+from .sources import block_offsets, sent
 
 BLOCK, STEP = 32, 128  # rows of a block, and of a step: an atom of scales
 
@@ -70,13 +71,7 @@ def _expert_table(groups: tuple[int, ...], device: str) -> Tensor:
     """int32 (experts with rows, 4): first row, number of rows, expert, and the steps of the experts before."""
     before = accumulate((-(-(j - i) // STEP) for i, j in pairwise(groups)), initial=0)
     lines = [(i, j - i, e, n) for e, ((i, j), n) in enumerate(zip(pairwise(groups), before, strict=False)) if j > i]
-    return torch.tensor(lines, dtype=torch.int32).view(-1, 4).to(device)
-
-
-@cached(maxsize=64)
-def _block_offsets(groups: tuple[int, ...]) -> tuple[int, ...]:
-    """Offsets of the blocks of each group."""
-    return tuple(accumulate((-(-(j - i) // BLOCK) for i, j in pairwise(groups)), initial=0))
+    return sent(torch.tensor(lines, dtype=torch.int32).view(-1, 4), device)
 
 
 def columns_by_columns(a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor, groups: tuple[int, ...]) -> Tensor:
@@ -99,7 +94,7 @@ def columns_by_columns(a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor,
         return out
     if a.is_cuda:  # where a launch keeps the descriptors that it makes
         triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=a.device))
-    offsets = _block_offsets(groups)
+    offsets = block_offsets(BLOCK, groups)
     atoms = [boxes(swizzle_columns(s, offsets).view(-1, 2, 256), 1, 2, 256) for s in (a_scales, b_scales)]
     programs = programs_on(a, tiles)
     kind = torch.float8_e4m3fn
@@ -113,7 +108,7 @@ def columns_by_columns(a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor,
 def samples() -> dict[str, Callable[[], Tensor]]:
     """Each variant by name, for `launches.catching`, of tensors without storage; its last launch is the product."""
     groups, n, k = (0, 100, 100, 700, 1000), 512, 2048
-    rows, blocks = groups[-1], _block_offsets(groups)[-1]
+    rows, blocks = groups[-1], block_offsets(BLOCK, groups)[-1]
     shapes = ((rows, n), (blocks, n), (rows, k), (blocks, k))
     parts = [torch.empty(shape, dtype=torch.uint8, device="meta") for shape in shapes]
     return {"MXFP8 along rows": lambda: columns_by_columns(*parts, groups)}

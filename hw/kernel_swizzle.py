@@ -23,7 +23,7 @@ from numerics.cache import cached
 
 from .device import require_launch
 from .launches import launch
-from .sources import block_table
+from .sources import block_table, sent
 
 ROWS, BLOCKS, BYTES = 128, 4, 512  # of an atom
 
@@ -93,7 +93,7 @@ def _columns_table(groups: tuple[int, ...], device: str) -> Tensor:
         for (i, j), n, before in zip(pairwise(groups), own, accumulate(own, initial=0), strict=False)
         for first in range(i, j, BLOCKS)
     ]
-    return torch.tensor(lines, dtype=torch.int32).view(-1, 4).to(device)
+    return sent(torch.tensor(lines, dtype=torch.int32).view(-1, 4), device)
 
 
 def samples() -> dict[str, Callable[[], Tensor]]:

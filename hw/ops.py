@@ -98,8 +98,8 @@ def _sums(x: Operand, w: Operand, groups: Any, accumulator: str, rounded: bool =
     for name, q in (("rows", x), ("matrices", w)):
         if isinstance(q, BlockTensor) and q.axis != len(q.shape) - 1:
             raise ValueError(f"{name} have their blocks along axis {q.axis}: the contraction is the last one")
-    factors = row_factors(x, w, offsets)
-    return sums_of_rows(x, w, offsets, rounded=rounded and factors is None), factors
+    plain_sums = all(isinstance(q, Tensor) or q.outer is None for q in (x, w))
+    return sums_of_rows(x, w, offsets, rounded=rounded and plain_sums), row_factors(x, w, offsets)
 
 
 def gate_up_glu(
@@ -109,7 +109,11 @@ def gate_up_glu(
     require_experts(groups, x=x, w13=w13)
     if w13.shape[1] % 2:
         raise ValueError(f"w13 has shape {tuple(w13.shape)}: axis 1 stacks gate above up and must be even")
-    sums, factors = _sums(x, w13, groups, accumulator, rounded=True)
+    return glu_of_sums(*_sums(x, w13, groups, accumulator, rounded=True), hidden)
+
+
+def glu_of_sums(sums: Tensor, factors: Tensor | None, hidden: Cast) -> tuple[Operand, Tensor]:
+    """h and gate_up of `gate_up_glu` from the product's sums, FP32 or already rounded, and the factors of its rows."""
     done = sums.dtype == torch.bfloat16
     gate_up = sums if done else torch.empty_like(sums, dtype=torch.bfloat16)
     source = Source(sums, None, factors, True, None if done else gate_up)
@@ -124,7 +128,12 @@ def down_to_wire(h: Operand, w2: Operand, groups: Any, wire: Wire, accumulator: 
     """See `numerics.ops.down_to_wire`."""
     require_experts(groups, h=h, w2=w2)
     require_kind(wire, Wire, "wire", "pass a Wire")
-    sums, factors = _sums(h, w2, groups, accumulator, rounded=wire.fmt is None)
+    return wire_of_sums(*_sums(h, w2, groups, accumulator, rounded=wire.fmt is None), wire)
+
+
+def wire_of_sums(sums: Tensor, factors: Tensor | None, wire: Wire) -> Operand:
+    """The payload of `down_to_wire` from the product's sums, FP32 or, for a BF16 wire, already rounded, and the factors
+    of its rows."""
     source = Source(sums, None, factors)
     if wire.fmt is None:
         if wire.signs is not None:

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from numerics import BlockFormat, BlockTensor
+from numerics import E8M0, BlockFormat, BlockTensor
 from numerics.blocks import made
 from numerics.layout import unpack_nibbles
 
 from .indices import require_index
+from .kernel_decode import decode
 from .kernel_permute import permute
 
 
@@ -62,12 +63,17 @@ class PackedTensor(BlockTensor):
         return self.bytes
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """As `BlockTensor.dequantize`, whose bits these are; FP32 of a matrix or a batch of them in one launch."""
-        from .grouped import decoded, per_row  # whose operands these tensors are
-
-        if dtype != torch.float32 or (self.outer is not None and self.outer.shape[-1] != 1) or len(self.shape) > 3:
+        """As `BlockTensor.dequantize`, whose bits these are: FP32 in one launch, where an outer scale is a row's."""
+        per_row = self.outer is None or self.outer.shape[-1] == 1
+        if dtype != torch.float32 or not per_row or self.fmt.tile > 1:
             return super().dequantize(dtype)
-        return decoded(self, outer=None if self.outer is None else per_row(self))[0]
+        rows, width = self.shape[:-1].numel(), self.shape[-1]
+        outer = None if self.outer is None else self.outer.expand(*self.shape[:-1], 1).reshape(-1).contiguous()
+        codes, scales = self.codes.reshape(rows, width), self.scales.reshape(rows, self.scales.shape[-1]).contiguous()
+        powers = self.fmt.scale is E8M0
+        lines = torch.arange(rows, dtype=torch.int32, device=codes.device)
+        out, _ = decode(codes, scales, lines, self.fmt.element.name, self.fmt.block, outer, powers=powers)
+        return out.view(self.shape)
 
     def stored(self) -> tuple[list[Tensor], Any]:
         tensors = [self.bytes, self.scales] + ([] if self.outer is None else [self.outer])

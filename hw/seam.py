@@ -3,6 +3,7 @@
     emulated        `numerics.ops` itself
     triton          this folder's Triton kernels, by `KERNELS`
     blackwell       this folder's kernels for sm_100a and later, by `KERNELS`
+    blackwell-library  the Triton kernels with the products of torch's scaled_mm, by `KERNELS`
     package.module  anybody's, importable from the working directory; or the path of a .py file
 
 The contract is `numerics.ops`: the same names, signatures and results. A function that an implementation lacks is not
@@ -27,16 +28,23 @@ import torch
 import numerics as nm
 from numerics import ops
 
-from .device import triton_absent
+from .device import library_absent, triton_absent
 
 # operation -> "module:function" of this folder, by kind of kernel; what is added here is judged from then on
 _TRITON = (
     "quantize_tokens", "gate_up_glu", "down_to_wire", "aggregate", "router_gradient", "grad_to_wire", "row_scale",
     "requantize_transpose", "grad_products", "glu_backward",
 )  # fmt: skip
-KERNELS: dict[str, dict[str, str]] = {"triton": {name: f"ops:{name}" for name in _TRITON}, "blackwell": {}}
-_KIND = {"triton": "Triton", "blackwell": "Blackwell"}
-_CHOICES = "use emulated, triton, blackwell, an importable module such as mykernels.ops, or the path of a .py file"
+KERNELS: dict[str, dict[str, str]] = {
+    "triton": {name: f"ops:{name}" for name in _TRITON},
+    "blackwell": {},
+    "blackwell-library": {name: f"blackwell_library:{name}" for name in _TRITON},
+}
+_KIND = {"triton": "Triton", "blackwell": "Blackwell", "blackwell-library": "library"}
+_CHOICES = (
+    "use emulated, triton, blackwell, blackwell-library, an importable module such as mykernels.ops, or the path of a "
+    ".py file"
+)
 
 
 @dataclass(frozen=True)
@@ -96,6 +104,8 @@ def lacks(name: str, device: torch.device) -> str | None:
     """Why no kernel of a kind can run on `device`; None: they can."""
     if name == "triton":
         return triton_absent(device)
+    if name == "blackwell-library":
+        return library_absent(device)
     if device.type != "cuda":
         return f"kernels for Blackwell need sm_100a or later, and {device} is no CUDA device"
     major, minor = torch.cuda.get_device_capability(device)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
 from numerics import Random
 from numerics.cache import cached
-from numerics.partition import Partition, check_groups
+from numerics.partition import check_groups
 from numerics.swiglu import silu_tables, swiglu
 
 
@@ -88,28 +88,57 @@ class Words:
         return Words(key_words(random, device), *numbered(rows, offsets, str(device)))
 
 
+def sent(x: Tensor, device: torch.device | str) -> Tensor:
+    """A small tensor of the host's on a device, without waiting until it is there."""
+    device = torch.device(device)
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+
+
 def key_words(random: Random, device: torch.device) -> Tensor:
     """int64 (4,): key and counter of `random` as words of 32 bits."""
-    return torch.tensor([int(w) & 0xFFFFFFFF for w in (*random.key, *random.counter)], device=device)
+    return sent(torch.tensor([int(w) & 0xFFFFFFFF for w in (*random.key, *random.counter)]), device)
 
 
 @cached(maxsize=64)
 def numbered(rows: int, offsets: tuple[int, ...] | None, device: str) -> tuple[Tensor, Tensor]:
     """Group of each row and its number there, int32 (rows,)."""
-    if offsets is None:
-        offsets = (0, rows)
-    starts = torch.tensor(offsets[:-1], dtype=torch.int32)
-    counts = torch.tensor([b - a for a, b in pairwise(offsets)])
-    group = torch.repeat_interleave(torch.arange(len(counts), dtype=torch.int32), counts)
-    line = torch.arange(rows, dtype=torch.int32) - starts[group.long()]
-    return group.to(device), line.to(device)
+    starts = sent(torch.tensor((0, rows) if offsets is None else offsets), device)
+    row = torch.arange(rows, device=device)
+    group = _last_not_above(starts, row)
+    return group.to(torch.int32), (row - starts[group]).to(torch.int32)
+
+
+def _last_not_above(starts: Tensor, place: Tensor) -> Tensor:
+    """int64: the last of the ascending `starts` that is not above each place; of several equal ones the last."""
+    return torch.searchsorted(starts, place, right=True) - 1
 
 
 @cached(maxsize=64)
 def block_table(rows: int, block: int, groups: tuple[int, ...] | None, device: str) -> Tensor:
     """int32 (blocks, 4): first row, number of rows, group, and index in the group, of each block of rows."""
-    p = Partition.of(rows, block, groups)
-    offsets = torch.tensor((0, rows) if groups is None else groups)
-    starts = offsets[:-1][p.group_of] + block * p.index_in_group
-    counts = (offsets[1:][p.group_of] - starts).clamp(max=block)
-    return torch.stack([starts, counts, p.group_of, p.index_in_group], 1).to(torch.int32).to(device)
+    offsets = (0, rows) if groups is None else groups
+    firsts = block_offsets(block, offsets)
+    starts, before = sent(torch.tensor(offsets), device), sent(torch.tensor(firsts), device)
+    number = torch.arange(firsts[-1], device=device)
+    group = _last_not_above(before, number)
+    index = number - before[group]
+    first = starts[group] + block * index
+    counts = (starts[group + 1] - first).clamp(max=block)
+    return torch.stack([first, counts, group, index], 1).to(torch.int32)
+
+
+def block_offsets(block: int, offsets: tuple[int, ...]) -> tuple[int, ...]:
+    """Blocks before each group of rows, and all of them."""
+    return tuple(accumulate((-(-(b - a) // block) for a, b in pairwise(offsets)), initial=0))
+
+
+@cached(maxsize=64)
+def lines(matrices: int, length: int, step: int, groups: tuple[int, ...] | None, device: str) -> Tensor:
+    """int32 (matrices * length,): of each row the line of scales, of which `step` rows share one, anew at each group of
+    a single matrix and at each matrix."""
+    if groups is not None:
+        group, line = numbered(length, groups, device)
+        before = sent(torch.tensor(block_offsets(step, groups)), device)
+        return (before[group] + line // step).to(torch.int32)
+    row = torch.arange(matrices * length, device=device)
+    return (row // length * -(-length // step) + row % length // step).to(torch.int32)

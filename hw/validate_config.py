@@ -31,8 +31,9 @@ class ValidateConfig:
     vectors: Path | None = None
     """With --products: an npz file for corners of the products, operands and results of the hardware."""
     ops: str | None = None
-    """Instead, judge an implementation of the operations of `numerics.ops`: emulated, triton, blackwell, or yours: an
-    importable module such as mykernels.ops, or a .py file, with any of these functions under the same signatures."""
+    """Instead, judge an implementation of the operations of `numerics.ops`: emulated, triton, blackwell,
+    blackwell-library, or yours: an importable module such as mykernels.ops, or a .py file, with any of these functions
+    under the same signatures."""
     only: tuple[str, ...] = ()
     """With --ops: only the cases whose "operation, data" contains one of these texts, such as 'aggregate NVFP4'."""
     activations: Path | None = None

@@ -20,6 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
+from .optimizer import restore_state
+
 _HEADER = "fourbit"  # the header entry that tells our files from other safetensors
 _NAME = re.compile(r"checkpoint-(\d{8,})\.safetensors")
 _TEMPORARY = (".", ".tmp")  # prefix and suffix of unfinished files
@@ -149,7 +151,9 @@ def _digest(tensors: dict[str, Tensor]) -> str:
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Collect all that a step depends on: weights as "model/<name>", optimizer state as "adam/<name>/<entry>".
+    """Collect all that a step depends on: weights as "model/<name>", torch's AdamW's state as "adam/<name>/<entry>",
+    another optimizer's as "optimizer/<name>/<entry>". A parameter without state, because it has had no gradient, has an
+    empty "unused" as its entry.
 
     Args:
         model: any module.
@@ -160,24 +164,28 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
     """
     names = _parameter_names(optimizer)
     weights = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
-    states = optimizer.state_dict()["state"]
-    return weights | {f"adam/{names[i]}/{key}": value for i, state in states.items() for key, value in state.items()}
+    states, kind = optimizer.state_dict()["state"], _kind(optimizer)
+    return weights | {
+        f"{kind}{name}/{key}": value
+        for i, name in enumerate(names)
+        for key, value in (states.get(i) or {"unused": torch.zeros(0)}).items()
+    }
 
 
 def restore_training_state(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Put what `training_state` collected back into a model and an optimizer of the same making.
 
     Raises:
-        ValueError: the tensors are of another model.
+        ValueError: the tensors are of another model or another optimizer; neither was changed.
     """
     weights = model_weights(tensors, model)
-    states: dict[str, dict[str, Tensor]] = {name: {} for name in _parameter_names(optimizer)}
+    states: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
-        if key.startswith("adam/"):
-            name, entry = key.removeprefix("adam/").rsplit("/", 1)
-            states[name][entry] = tensor
+        if key.startswith(_kind(optimizer)):
+            name, entry = key.removeprefix(_kind(optimizer)).rsplit("/", 1)
+            states.setdefault(name, {}).update({} if entry == "unused" else {entry: tensor})
+    restore_state(optimizer, states)
     model.load_state_dict(weights)
-    optimizer.load_state_dict(optimizer.state_dict() | {"state": dict(enumerate(states.values()))})
 
 
 def model_weights(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
@@ -232,6 +240,11 @@ def is_leftover(path: Path) -> bool:
 def _checkpoints(folder: Path) -> list[Path]:
     steps = {int(match[1]): path for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
     return [steps[step] for step in sorted(steps)]
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> str:
+    """How the names of the optimizer's state start in a checkpoint."""
+    return "adam/" if isinstance(optimizer, torch.optim.AdamW) else "optimizer/"
 
 
 def _parameter_names(optimizer: torch.optim.Optimizer) -> list[str]:

@@ -11,6 +11,7 @@ import torch
 from numerics import ACCUMULATORS
 
 from .model import ModelConfig
+from .moments import MOMENTS
 from .recipe import PASSES
 
 THRESHOLDS = ("raise_error", "raise_output", "raise_flush", "raise_saturation", "raise_loss")
@@ -18,14 +19,23 @@ THRESHOLDS = ("raise_error", "raise_output", "raise_flush", "raise_saturation", 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Train a small mixture-of-experts language model on bytes; the same command in the same folder resumes."""
+    """Train a small mixture-of-experts language model on text; the same command in the same folder resumes."""
 
     out: Path
     """Run folder; made if missing, resumed if it holds this run."""
     preset: str = "fourbit"
     """Recipe of number formats, such as bf16, mxfp8 or fourbit; `fourbit recipes` lists them."""
     data: str | None = None
-    """Text file, folder or glob to train on; Python's own standard library if left out."""
+    """What to train on: a text file, JSON Lines (.jsonl), parquet, a folder of them, a glob, or a folder of tokenized
+    shards that `fourbit tokenize` has written; Python's own standard library if left out."""
+    tokenizer: Path | None = None
+    """Tokenizer file of the library `tokenizers` that makes tokens of the text; bytes if left out, shards have one."""
+    end_token: str | None = None
+    """Token of that file to end documents with; found by its usual names if left out."""
+    text_field: str = "text"
+    """Field of JSON Lines, or column of parquet, with the text."""
+    order: Literal["random", "epoch"] = "random"
+    """Sequences from anywhere in the text, or each window of it once an epoch, in an order of the seed."""
     steps: int = 300
     """Optimizer steps of the whole run."""
     batch: int = 4
@@ -39,10 +49,21 @@ class TrainConfig:
     products: str | None = None
     """How the experts' products are summed: a name of `numerics.ACCUMULATORS` that takes the recipe's operands, such as
     fp32, or hopper_bf16 with bf16; if left out, library, and exact under deterministic."""
-    ops: Literal["emulated", "triton"] = "emulated"
-    """What computes the experts: the emulation, or Triton kernels with the same bits, on a GPU."""
+    ops: Literal["emulated", "triton", "blackwell-library"] = "emulated"
+    """What computes the experts: the emulation; Triton kernels with the same bits, on a GPU; or these with the
+    block-scaled products of torch, on a B200 or B300 (blackwell-library; never run)."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """AdamW, or Muon for the matrices inside the layers and AdamW for the rest."""
+    moments: Literal["fp32", "bf16", "mxfp8", "nvfp4"] = "fp32"
+    """How the optimizer keeps its moments between steps: 8, 4, 2.1 or 1.6 bytes a weight under AdamW."""
     lr: float = 3e-3
     """Peak learning rate."""
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    """After the warm-up: half a cosine to the end, or the peak until a decay in the last `decay_share` of the steps."""
+    decay_share: float = 0.2
+    """Share of the steps that wsd's decay takes."""
+    decay_shape: Literal["sqrt", "linear"] = "sqrt"
+    """Of wsd's decay: 1 - sqrt(progress), or a line."""
     warmup: int = 20
     """Steps of linear warm-up."""
     min_lr_ratio: float = 0.1
@@ -53,6 +74,8 @@ class TrainConfig:
     """AdamW's decay of the first moment."""
     beta2: float = 0.95
     """AdamW's decay of the second moment."""
+    muon_momentum: float = 0.95
+    """Muon's decay of its moment."""
     clip: float = 1.0
     """Largest global norm of the gradient."""
     switch_at: float | None = None
@@ -117,6 +140,11 @@ class TrainConfig:
         return self.products or ("exact" if self.deterministic else "library")
 
     @property
+    def decay_steps(self) -> int:
+        """Of wsd's decay."""
+        return max(1, round(self.decay_share * self.steps))
+
+    @property
     def thresholds(self) -> dict[str, float]:
         """The thresholds that are set, by field."""
         values = {name: getattr(self, name) for name in THRESHOLDS}
@@ -132,6 +160,7 @@ def check(config: TrainConfig) -> None:
     c, finite = config, math.inf
     summing = [name for name in ACCUMULATORS if name != "library" or not c.deterministic]
     rules = [
+        ("order", c.order in ("random", "epoch"), "use 'random' or 'epoch'"),
         ("steps", c.steps >= 1, "use 1 or more"),
         ("grain", c.grain >= 1, "use 1 or more"),
         ("batch", c.batch >= 1 and c.batch % max(1, c.grain) == 0, f"use a multiple of grain {c.grain}"),
@@ -148,6 +177,17 @@ def check(config: TrainConfig) -> None:
         ),
         ("lr", 0 < c.lr < 1e37, "use a positive number that float32 holds"),
         ("warmup", 0 <= c.warmup <= c.steps, f"use 0 to {c.steps}, the number of steps"),
+        ("optimizer", c.optimizer in ("adamw", "muon"), "use 'adamw' or 'muon'"),
+        ("moments", c.moments in MOMENTS, f"use one of {', '.join(MOMENTS)}"),
+        ("muon_momentum", 0 <= c.muon_momentum < 1, "use 0 or more, below 1"),
+        ("schedule", c.schedule in ("cosine", "wsd"), "use 'cosine' or 'wsd'"),
+        ("decay_shape", c.decay_shape in ("sqrt", "linear"), "use 'sqrt' or 'linear'"),
+        ("decay_share", 0 < c.decay_share <= 1, "use a share of the steps, above 0 and at most 1"),
+        (
+            "decay_share",
+            c.schedule != "wsd" or not 0 < c.decay_share <= 1 or c.warmup + c.decay_steps <= c.steps,
+            f"of {c.steps} steps {c.warmup} are warm-up; use a smaller share, or less warmup",
+        ),
         ("min_lr_ratio", 0 <= c.min_lr_ratio <= 1, "use 0 to 1"),
         ("weight_decay", 0 <= c.weight_decay < finite, "use 0 or more"),
         ("beta1", 0 <= c.beta1 < 1, "use 0 or more, below 1"),
@@ -204,6 +244,8 @@ def _check_idle(c: TrainConfig) -> None:
     default = {f.name: f.default for f in dataclasses.fields(TrainConfig)}
     for names, needs, there in (
         (("switch_to", "switch_pass"), "switch_at, such as 0.82", c.switch_at is not None),
+        (("muon_momentum",), "optimizer muon", c.optimizer == "muon"),
+        (("decay_share", "decay_shape"), "schedule wsd", c.schedule == "wsd"),
         (("raise_to",), "a threshold, such as raise_error or raise_loss", bool(c.thresholds)),
     ):
         for name in names:

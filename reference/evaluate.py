@@ -25,15 +25,17 @@ import torch
 import tyro
 from torch import Tensor
 
+from .alphabet import Tokens
 from .checkpoint import write_json
-from .config import can_be_file
-from .data import heldout_batch, load_corpus, require_sequences
+from .config import TrainConfig, can_be_file
+from .data import Corpus, heldout_batch, tokenizer_file
 from .expert import Draw
 from .load import Loaded, load_run
 from .log import environment
 from .pinned import pinned
 from .run import heldout_loss
 from .tasks import CHOICES, TASKS, Item, Task
+from .train import corpus_of
 
 PROGRAM = "fourbit eval"
 _Z = 1.959963984540054  # of 95 %, two-sided
@@ -46,7 +48,7 @@ class EvalConfig:
     run: tyro.conf.Positional[Path]
     """Run folder, as `fourbit train` left it."""
     data: str | None = None
-    """Text file, folder or glob whose held-out part is used; what the run was trained on if left out."""
+    """What `fourbit train --data` takes, whose held-out part is used; what the run was trained on if left out."""
     sequences: int | None = None
     """Held-out sequences; as many as in the run's own evaluations if left out; 0: no held-out loss."""
     items: int = 100
@@ -147,16 +149,28 @@ def heldout(run: Loaded, data: str | None, sequences: int) -> dict[str, Any]:
     config = dataclasses.replace(run.config, eval_sequences=sequences)
     if sequences < 1 or sequences % config.grain:
         raise ValueError(f"sequences {sequences} cannot be used; use a multiple of the run's grain {config.grain}")
-    corpus = load_corpus(config.data if data is None else data)
+    corpus = corpus_of(config) if data is None else _other(run, config, data)
     if data is None and corpus.digest != run.corpus:
         raise ValueError(
             f"data {config.data!r} is no longer what the run was trained on (sha256 was {run.corpus[:12]}, is "
             f"{corpus.digest[:12]}); name one with --data, or leave the held-out loss out with --sequences 0"
         )
-    require_sequences(corpus.heldout, "held-out part", sequences, config.model.sequence, corpus.description)
-    ce = heldout_loss(run.model, config, *heldout_batch(corpus.heldout, sequences, config.model.sequence))
-    about = {"data": corpus.description, "digest": corpus.digest, "sequences": sequences}
-    return about | {"tokens": sequences * config.model.sequence, "ce": ce, "bits_per_byte": ce / math.log(2)}
+    tokens_BS, targets_BS = heldout_batch(corpus.heldout, sequences, config.model.sequence)
+    ce = heldout_loss(run.model, config, tokens_BS, targets_BS)
+    about = {"data": corpus.description, "digest": corpus.digest, "sequences": sequences, "tokens": targets_BS.numel()}
+    return about | {"ce": ce, "bits_per_byte": ce / math.log(2) / corpus.bytes_per_token(targets_BS)}
+
+
+def _other(run: Loaded, config: TrainConfig, data: str) -> Corpus:
+    """Another corpus, in the run's tokens. ValueError for shards of other ones."""
+    own, shards = run.alphabet, tokenizer_file(data)
+    if shards is not None:
+        if not isinstance(own, Tokens) or own.tokenizer.sha256 != shards[0].sha256:
+            raise ValueError(f"data {data!r} has other tokens than the run reads; name its text instead")
+        return corpus_of(dataclasses.replace(config, data=data, tokenizer=None, end_token=None))
+    if isinstance(own, Tokens):
+        config = dataclasses.replace(config, tokenizer=own.path, end_token=own.end_token)
+    return corpus_of(dataclasses.replace(config, data=data))
 
 
 def evaluate(config: EvalConfig, ops: ModuleType) -> dict[str, Any]:

@@ -170,7 +170,7 @@ class ExpertMLP(torch.autograd.Function):
             x, w13, w2 = extra
             h = swiglu(*gate_up.chunk(2, -1))
             saved = {Role.X: x.index_select(0, routing.tokens), Role.H: h, Role.W13: w13, Role.W2: w2}
-        again = _Again(setting, groups, saved, g.device)
+        again = Again(setting, groups, saved, g.device)
         wire, plain, cast = setting.wire, ops.Wire(None), recipe.grad_wire or recipe.grad
 
         d_weights = ops.router_gradient(g, _decoded(payload), routing.slots, wire)
@@ -196,7 +196,7 @@ class ExpertMLP(torch.autograd.Function):
 
 
 @dataclass(frozen=True, eq=False)
-class _Again:
+class Again:
     """Backward operands of a layer, from its saved operands and its gradients."""
 
     setting: Setting

@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Literal, Protocol
@@ -42,7 +42,7 @@ class GenerateConfig:
     prompt: str
     """What the text begins with."""
     tokens: int = 200
-    """Tokens to add."""
+    """Tokens to add; fewer if the text ends before."""
     temperature: float = 0.8
     """Below 1 the likely tokens become likelier; 0 takes the likeliest each time."""
     top_p: float = 0.95
@@ -161,7 +161,8 @@ def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
     prompt = run.alphabet.encode(os.fsencode(config.prompt))
     with pinned(run.config.threads):
         added = continuation(Recomputing(run), prompt, config.tokens, sampling)
-        for text in readable(map(run.alphabet.piece, chain(prompt, added))):
+        until = takewhile(lambda token: token != run.alphabet.end, added)
+        for text in readable(map(run.alphabet.piece, chain(prompt, until))):
             _write(text)
     _write("\n")
     return 0

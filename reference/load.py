@@ -17,7 +17,7 @@ from typing import Any
 from numerics import ops as emulated
 
 from . import checkpoint
-from .alphabet import Alphabet, Bytes
+from .alphabet import Alphabet, alphabet_of
 from .config import TrainConfig, check
 from .log import read_log
 from .model import ModelConfig, Transformer
@@ -74,7 +74,7 @@ def load_run(folder: Path, ops: ModuleType = emulated, device: str = "cpu", step
     model.follow(layers.at(meta["step"], _raised(folder, config, meta["step"])))
     model.load_state_dict(checkpoint.model_weights(tensors, model))
     model.requires_grad_(False).eval()
-    return Loaded(config, model.to(device), meta["step"], meta["corpus"], Bytes())
+    return Loaded(config, model.to(device), meta["step"], meta["corpus"], _alphabet(folder, config))
 
 
 def read_config(folder: Path) -> TrainConfig:
@@ -111,6 +111,19 @@ def _made(folder: Path, found: dict[str, Any]) -> TrainConfig:
     except (ValueError, AttributeError):
         raise ValueError(f"run {str(folder)!r} has a damaged config.json (layer_presets); restore it") from None
     return TrainConfig(**(found | {"out": folder, "model": ModelConfig(**found["model"])}))
+
+
+def _alphabet(folder: Path, config: TrainConfig) -> Alphabet:
+    """The run's tokens, which must still be those of its corpus."""
+    found, path = alphabet_of(config), folder / "meta.json"
+    corpus = checkpoint.read_json(path).get("corpus") if path.is_file() else None
+    vocab = corpus.get("vocab", 256) if isinstance(corpus, dict) else found.size
+    if vocab != found.size:
+        raise ValueError(
+            f"run {str(folder)!r} was trained on {vocab} tokens of {config.data!r}, which has {found.size} now: it is "
+            "missing or another one; restore it"
+        )
+    return found
 
 
 def _raised(folder: Path, config: TrainConfig, step: int) -> set[int]:

@@ -68,7 +68,7 @@ def cost(config: CostConfig, ops: ModuleType) -> Cost:
     torch.set_num_threads(config.threads)
     try:
         kinds: tuple[Part, ...] = (None, "followed", "measured")
-        steps = _Steps(run, ops)
+        steps = Steps(run, ops)
         times = [[steps.seconds(kind) for kind in kinds] for _ in range(config.rounds + 1)][
             1:
         ]  # the first one warms up
@@ -80,7 +80,7 @@ def cost(config: CostConfig, ops: ModuleType) -> Cost:
     return Cost(plain, followed, measured, extra / (config.monitor_every * plain))
 
 
-class _Steps:
+class Steps:
     """Steps of a model on random bytes."""
 
     def __init__(self, config: TrainConfig, ops: ModuleType) -> None:

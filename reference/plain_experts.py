@@ -61,7 +61,7 @@ class PlainExperts(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, routing: Routing) -> Tensor:
-        ctx.routing, ctx.arrival = routing, routing.fetch()
+        ctx.routing = routing
         w13, w2 = w13.to(torch.bfloat16), w2.to(torch.bfloat16)
         rows = x.index_select(0, routing.tokens)
         gate_up = torch._grouped_mm(rows, w13.mT, offs=routing.ends)  # [R, D] @ [E, D, 2F] -> [R, 2F]
@@ -77,7 +77,7 @@ class PlainExperts(torch.autograd.Function):
         d_weights = _weight_gradient(g, y, routing.slots)
         by_row = torch.empty_like(weights).view(-1)
         by_row[routing.slots.flatten()] = weights.reshape(-1)
-        groups = ctx.arrival()
+        groups = routing.groups
         dy = _weighted(g, routing.tokens, by_row)
         dh = torch.empty(h.shape, dtype=torch.float32, device=h.device)
         dx = torch.empty_like(rows)

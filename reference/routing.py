@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -26,10 +26,13 @@ class Routing:
     tokens: Tensor
     offsets: Tensor | tuple[int, ...]
 
-    @cached_property
+    def __post_init__(self) -> None:
+        self._arrival  # noqa: B018  starts to send the offsets to the host
+
+    @property
     def groups(self) -> tuple[int, ...]:
-        """The offsets on the host, which waits for them."""
-        return self.offsets if isinstance(self.offsets, tuple) else tuple(self.offsets.tolist())
+        """The offsets on the host; waits for them, if they are still on their way."""
+        return self._arrival()
 
     @property
     def counts(self) -> Tensor:
@@ -41,15 +44,21 @@ class Routing:
         """int32 (E,): where each expert's rows end, on the rows' device."""
         return torch.as_tensor(self.offsets, device=self.slots.device)[1:].to(torch.int32)
 
-    def fetch(self) -> Callable[[], tuple[int, ...]]:
-        """Sends the offsets to the host without waiting; what is returned waits for them, if it must."""
-        if isinstance(self.offsets, tuple) or not self.offsets.is_cuda:
-            return lambda: self.groups
+    @cached_property
+    def _arrival(self) -> Callable[[], tuple[int, ...]]:
+        """Sends the offsets to the host, without waiting; what is returned waits for them."""
+        if isinstance(self.offsets, tuple):
+            given = self.offsets
+            return lambda: given
+        if not self.offsets.is_cuda:
+            here = tuple(self.offsets.tolist())
+            return lambda: here
         host = torch.empty(self.offsets.shape, dtype=torch.int64, pin_memory=True)
         host.copy_(self.offsets, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
 
+        @cache
         def wait() -> tuple[int, ...]:
             arrived.synchronize()
             return tuple(host.tolist())
@@ -64,4 +73,8 @@ def route(experts_TK: Tensor, experts: int) -> Routing:
     slots = torch.empty_like(order)
     slots[order] = torch.arange(order.numel(), device=order.device)
     offsets = torch.searchsorted(by_expert, torch.arange(experts + 1, device=order.device))
-    return Routing(slots.view(tokens, k), order // k, offsets)
+    routing = Routing(slots.view(tokens, k), order // k, offsets)
+    # a permutation of the rows, and tokens: operations that check row numbers need not wait for the device to do so
+    for index, rows in ((routing.slots, order.numel()), (routing.tokens, tokens)):
+        index.vouched = (index._version, rows)  # type: ignore[attr-defined]
+    return routing

@@ -17,13 +17,13 @@ from tqdm import tqdm
 
 from . import checkpoint
 from .config import TrainConfig
-from .data import Corpus, batch, heldout_batch
+from .data import Corpus, batch, epoch_batch, heldout_batch
 from .expert import Draw
 from .guard import Guard
+from .learning_rate import learning_rate
 from .log import Log, read_log, record_environment, require_finite
 from .model import Losses
 from .monitor import Observer, Part, due, observing
-from .optimizer import learning_rate
 from .oscillation import Oscillation
 from .router import rebalance
 from .saved import counting, recording
@@ -39,7 +39,7 @@ class Run:
     identity: dict[str, Any]
     corpus: Corpus
     model: nn.Module
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
     log: Log
     schedule: Schedule
     guard: Guard
@@ -67,18 +67,10 @@ class Run:
         self.log.cut(start)
         self.guard.resume(read_log(config.out / "log.jsonl", "loss"))
         if start < config.steps:
-            about = {
-                "digest": corpus.digest,
-                "description": corpus.description,
-                "bytes_train": len(corpus.train),
-                "bytes_heldout": len(corpus.heldout),
-                "files_train": corpus.files_train,
-                "files_heldout": corpus.files_heldout,
-            }
             record_environment(
                 config.out,
                 config.device,
-                {"preset": config.preset, "seed": config.seed, "threads": config.threads, "corpus": about},
+                {"preset": config.preset, "seed": config.seed, "threads": config.threads, "corpus": corpus.about()},
                 start,
                 command,
             )
@@ -94,9 +86,9 @@ class Run:
         record = self._update(step, part)
         record |= self._monitor(step, part, record["loss"]) | {"seconds": time.perf_counter() - began}
         if last or step % config.eval_every == 0:
-            ce = self._evaluate()
+            ce, bytes_per_token = self._evaluate()
             require_finite(config.out, step, "held-out loss", ce)
-            record |= {"heldout_ce": ce, "heldout_bits_per_byte": ce / math.log(2)}
+            record |= {"heldout_ce": ce, "heldout_bits_per_byte": ce / math.log(2) / bytes_per_token}
         self.log.append(record)
         if last or step % config.checkpoint_every == 0:
             self._save(step)
@@ -104,7 +96,8 @@ class Run:
 
     def _update(self, step: int, part: Part) -> dict[str, Any]:
         config = self.config
-        tokens_BS, targets_BS = batch(self.corpus.train, config.seed, step, config.batch, config.model.sequence)
+        draw = batch if config.order == "random" else epoch_batch
+        tokens_BS, targets_BS = draw(self.corpus.train, config.seed, step, config.batch, config.model.sequence)
         loss = balance = 0.0
         self.optimizer.zero_grad(set_to_none=True)
         for grain, tokens, targets in passes(config, tokens_BS, targets_BS):
@@ -164,11 +157,12 @@ class Run:
             self.saved.append(sum(sizes))
         return losses
 
-    def _evaluate(self) -> float:
-        """Return the held-out cross entropy, nats per token, grain by grain as in training."""
+    def _evaluate(self) -> tuple[float, float]:
+        """Return the held-out cross entropy, nats per token, grain by grain as in training, and bytes per token."""
         config = self.config
         tokens_BS, targets_BS = heldout_batch(self.corpus.heldout, config.eval_sequences, config.model.sequence)
-        return heldout_loss(self.model, config, tokens_BS, targets_BS)
+        ce = heldout_loss(self.model, config, tokens_BS, targets_BS)
+        return ce, self.corpus.bytes_per_token(targets_BS)
 
     def _save(self, step: int) -> None:
         """Write the checkpoint of `step`, then delete the ones that it supersedes."""

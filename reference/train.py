@@ -1,4 +1,4 @@
-"""The training loop: AdamW over grains, evaluated, logged, and resumable bit for bit.
+"""The training loop: AdamW or Muon over grains, evaluated, logged, and resumable bit for bit.
 
 One step draws `batch` sequences and cuts them into grains. The experts see each grain alone, with the random bits that
 Draw(seed, step, grain) names, however many of them pass through the model together (`micro_batch`): the experts' codes
@@ -6,9 +6,9 @@ do not depend on that. FP32 sums of the dense layers do; `deterministic` passes 
 products exactly (or as `products` says), and sums gradients in grain order:
 
     loss = sum_g (grain / batch) * (ce_g + balance_g)
-    lr   = peak * step / warmup, then peak * (r + (1 - r) * (1 + cos(pi * progress)) / 2), r = min_lr_ratio
+    lr   = peak * step / warmup, then half a cosine, or stable and a decay: see `learning_rate`
     g    = gradient * min(1, clip / ||gradient||), one norm over all weights
-    AdamW (Loshchilov and Hutter, arXiv 1711.05101), decay only on weights of two or more dimensions, all in FP32
+    AdamW in FP32, decay only on weights of two or more dimensions; or Muon, or narrower moments: see `optimizer`
 
 Steps count from 1. Everything random is a function of (seed, step), so a checkpoint holds the weights, the state of the
 optimizer, the step, and what an open window of `oscillation` has measured; nothing else. Exact: equal configuration,
@@ -36,12 +36,12 @@ from tqdm import tqdm
 from .board import Board, require_tensorboard
 from .command_line import command_of, exact, parse
 from .config import THRESHOLDS, TrainConfig, check
-from .data import load_corpus, require_sequences
+from .data import Corpus, load_corpus, require_sequences, require_vocabulary
 from .guard import Guard, digest, reference_losses
 from .log import TrainingStopped, open_run, read_log, require_run_folder
 from .logbook import Logbook, require_wandb
 from .model import Transformer
-from .optimizer import adamw
+from .optimizer import make_optimizer
 from .pinned import pinned
 from .presets import preset
 from .recipe import Recipe
@@ -57,6 +57,11 @@ _NOT_IDENTITY = (
     "ops",  # told by the module's own name
     "recompute",
 )
+# fields that runs of earlier versions had at their defaults, without noting them
+_LATER = (
+    *("optimizer", "moments", "muon_momentum", "schedule", "decay_share", "decay_shape"),
+    *("tokenizer", "end_token", "text_field", "order"),
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Result:
         train_losses: cross entropy of each step's batch, nats per token.
         heldout_losses: (step, held-out cross entropy in nats per token) of each evaluation.
         heldout_ce: held-out cross entropy after the last step, nats per token.
-        bits_per_byte: the same in bits; a token is a byte.
+        bits_per_byte: the same in bits per byte of the held-out text; the default's tokens are bytes.
         median_step_seconds: of a step without evaluation and checkpoint.
         folder: the run folder.
         resumed_from: the step that this call continued from: 0 for a new run, `steps` if it was finished already.
@@ -97,7 +102,7 @@ def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
     done = f"was finished already: {result.steps}" if result.resumed_from == result.steps else f"done: {result.steps}"
     print(
         f"{config.preset} in {result.folder} {done} steps, held-out {result.heldout_ce:.4f} nats "
-        f"({result.bits_per_byte:.4f} bits) per byte, {result.median_step_seconds:.3f} s a step"
+        f"a token, {result.bits_per_byte:.4f} bits a byte, {result.median_step_seconds:.3f} s a step"
         + ("" if result.saved_bytes is None else f", {result.saved_bytes / 1e6:.2f} MB saved for a backward")
     )
     return 0
@@ -133,15 +138,13 @@ def train(
         require_tensorboard(config.tensorboard)
     if config.wandb is not None:
         require_wandb(config.wandb)
-    corpus = load_corpus(config.data)
-    require_sequences(corpus.train, "training part", 1, config.model.sequence, corpus.description)
-    require_sequences(corpus.heldout, "held-out part", config.eval_sequences, config.model.sequence, corpus.description)
+    corpus = corpus_of(config)
     with pinned(config.threads):
         model = _build(config, recipe, layers, ops)
         identity = _identity(config, ops, reference)
         with open_run(config.out, identity) as log:
             guard = Guard(config, layers, reference)
-            run = Run(config, identity, corpus, model, adamw(model, config), log, layers, guard)
+            run = Run(config, identity, corpus, model, make_optimizer(model, config), log, layers, guard)
             start = run.resume(command or command_of(config))
             if start == config.steps and config.activations is not None:
                 raise ValueError(
@@ -150,6 +153,15 @@ def train(
                 )
             _steps(run, start, on_progress)
     return _result(config.out, start, *run.saved)
+
+
+def corpus_of(config: TrainConfig) -> Corpus:
+    """The corpus that `config` names. Raises ValueError as `load_corpus`, and for one that does not fit the run."""
+    corpus = load_corpus(config.data, config.tokenizer, config.text_field, config.end_token)
+    require_vocabulary(corpus, config.model.vocab)
+    require_sequences(corpus.train, "training part", 1, config.model.sequence, corpus.description)
+    require_sequences(corpus.heldout, "held-out part", config.eval_sequences, config.model.sequence, corpus.description)
+    return corpus
 
 
 def require_resumable(config: TrainConfig, ops: ModuleType) -> None:
@@ -220,6 +232,8 @@ def _identity(config: TrainConfig, ops: ModuleType, reference: dict[int, float] 
     """
     fields = {name: value for name, value in dataclasses.asdict(config).items() if name not in _NOT_IDENTITY}
     unset = [name for name in (*THRESHOLDS, "layer_presets", "products") if not fields[name]]
+    unset += [name for name in _LATER if getattr(config, name) == getattr(TrainConfig, name)]
+    fields["tokenizer"] = str(config.tokenizer)
     found = {"ops": ops.__name__} | {name: value for name, value in fields.items() if name not in unset}
     found["model"] = stated(config.model)
     if config.thresholds:

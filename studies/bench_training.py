@@ -53,8 +53,9 @@ class BenchConfig:
     """Recipes; bf16 is always there."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to train."""
-    ops: Literal["emulated", "triton"] = "emulated"
-    """What computes the experts."""
+    ops: Literal["emulated", "triton", "blackwell-library"] = "emulated"
+    """What computes the experts: the emulation, Triton kernels, or these with the block-scaled products of torch, on a
+    B200 or B300 (blackwell-library; never run)."""
     large: bool = False
     """A model of about 100 million active parameters instead of the trainer's default."""
     batch: int | None = None

@@ -54,8 +54,9 @@ class DemoConfig:
     """Text file, folder or glob to train on; Python's own standard library if left out."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to train; never chosen for you."""
-    ops: Literal["emulated", "triton"] = "emulated"
-    """What computes the experts: the emulation, or Triton kernels with the same bits, on a GPU."""
+    ops: Literal["emulated", "triton", "blackwell-library"] = "emulated"
+    """What computes the experts: the emulation; Triton kernels with the same bits, on a GPU; or these with the
+    block-scaled products of torch, on a B200 or B300 (blackwell-library; never run)."""
     workers: int = 2
     """Runs that train at the same time, each on one core."""
     fast: bool = False

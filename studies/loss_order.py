@@ -31,11 +31,10 @@ import tyro
 
 from hw.choose import operations
 from reference.checkpoint import make_folder, write_atomic, write_json
-from reference.data import load_corpus, require_sequences
 from reference.log import environment
 from reference.model import ModelConfig, Transformer
 from reference.presets import preset
-from reference.train import TrainConfig, check, require_resumable
+from reference.train import TrainConfig, check, corpus_of, require_resumable
 
 from . import loss_order_table as tables
 from . import plots
@@ -72,8 +71,9 @@ class OrderConfig:
     """Text file, folder or glob to train on; Python's own standard library if left out."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to train; never chosen for you."""
-    ops: Literal["emulated", "triton"] = "emulated"
-    """What computes the experts: the emulation, or Triton kernels with the same bits, on a GPU."""
+    ops: Literal["emulated", "triton", "blackwell-library"] = "emulated"
+    """What computes the experts: the emulation; Triton kernels with the same bits, on a GPU; or these with the
+    block-scaled products of torch, on a B200 or B300 (blackwell-library; never run)."""
     workers: int = 2
     """Runs that train at the same time, each on one core; a GPU serves 12 to 16."""
     batch: int = 16
@@ -189,9 +189,7 @@ def _check(config: OrderConfig) -> None:
         for run in (train_config(config, recipe, seed) for seed in config.seeds):
             if (run.out / "config.json").is_file():  # of another campaign, whose meta.json would be written over
                 require_resumable(run, operations(run.ops, run.device))
-    corpus = load_corpus(config.data)
-    require_sequences(corpus.train, "training part", 1, config.model.sequence, corpus.description)
-    require_sequences(corpus.heldout, "held-out part", config.eval_sequences, config.model.sequence, corpus.description)
+    corpus_of(train_config(config, BASELINE, config.seeds[0]))
 
 
 def _train(config: OrderConfig) -> tuple[pd.DataFrame, dict[str, Any]]:

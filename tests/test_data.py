@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from reference import data
 from reference.data import Corpus, batch, heldout_batch, load_corpus, require_sequences
+from reference.text import standard_library
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_the_default_corpus_is_the_standard_library(library: Corpus) -> None:
 
 def test_the_default_corpus_leaves_out_installed_packages_and_tests(library: Corpus) -> None:
     root = Path(sysconfig.get_path("stdlib"))
-    named = [path.relative_to(root) for path in data._standard_library()[1]]
+    named = [path.relative_to(root) for path in standard_library()[1]]
     assert len(named) == library.files_train + library.files_heldout + sum(not (root / n).stat().st_size for n in named)
     for part in ("site-packages", "dist-packages", "test", "tests", "__pycache__"):
         assert not any(part in path.parts for path in named)

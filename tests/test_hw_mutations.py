@@ -74,6 +74,10 @@ FAULTS = [
     Fault("kernel_decode_nvfp4.py", "scales + word // 2", "scales + word", "test_hw_decode"),
     Fault("kernel_pieces.py", f"{_FACTORS} * factor[:, None]", _FACTORS, "test_hw_nvfp4"),
     Fault("kernel_pieces.py", "return near_bf16(silu * up)", "return silu * up", "test_hw_mx"),
+    Fault("kernel_rows.py", "piece % (width // 8)", "piece % (width // 4)", "test_hw_rows"),
+    Fault(
+        "kernel_rows.py", "mask=inside, other=0.0) if FACTOR", "mask=inside, other=0.0) * 2 if FACTOR", "test_hw_rows"
+    ),
     Fault("kernel_blocks32.py", "a + c, b + d, a - c, b - d", "a + c, b + d, a - c, d - b", "test_hw_mx"),
     Fault("kernel_aggregate.py", "ta * w, tb * w, tc * w, td * w", "ta * w, tb * w, tc * w, td", "test_hw_aggregate"),
     Fault(

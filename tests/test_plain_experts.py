@@ -8,8 +8,10 @@ import torch
 
 import numerics as nm
 import numerics.ops as ops
-from reference import plain_experts
+from numerics.swiglu import silu_tables, swiglu, swiglu_backward
+from reference import dense, plain_experts
 from reference.ablations import PLAIN
+from reference.dense import glu, glu_backward
 from reference.expert import Draw, ExpertMLP, Setting
 from reference.plain_experts import PlainExperts, applies
 from reference.routing import Routing, route
@@ -75,12 +77,32 @@ def test_which_layers_go_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not applies(gpu, Setting(**(vars(setting) | changes)))
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_swiglu_by_tables_has_the_emulators_bits(device: str) -> None:
+    """Every pattern of gate; on a GPU in one compiled kernel each."""
+    gate = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(256, 256)
+    generator = torch.Generator().manual_seed(3)
+    up, dh = torch.randn(256, 256, generator=generator).bfloat16(), torch.randn(256, 256, generator=generator)
+    both = torch.cat([gate, up], dim=1)
+    given = both.to(device)
+    tables = silu_tables(str(given.device))
+    gradient = torch.cat(swiglu_backward(dh, gate, up), dim=1)
+    for found, expected in (
+        (glu(given), swiglu(gate, up)),
+        (glu_backward(dh.to(device), given), gradient),
+        (dense._glu(given, tables[0]), swiglu(gate, up)),
+        (dense._glu_backward(dh.to(device), given, *tables), gradient),
+    ):
+        nan = expected.isnan()
+        assert torch.equal(found.cpu().isnan(), nan)
+        assert torch.equal(found.cpu().view(torch.int16)[~nan], expected.view(torch.int16)[~nan])
+
+
 def test_offsets_are_counts_summed() -> None:
     chosen = CHOICES["one is empty"]
     routing = route(chosen, E)
     assert routing.groups == (0, 20, 40, 40, 80) and routing.counts.tolist() == [20, 20, 0, 40]
     assert routing.ends.tolist() == [20, 40, 40, 80] and routing.ends.dtype == torch.int32
-    assert routing.fetch()() == routing.groups
     given = Routing(routing.slots, routing.tokens, routing.groups)
     assert torch.equal(given.counts, routing.counts) and torch.equal(given.ends, routing.ends)
     for e in range(E):

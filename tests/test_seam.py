@@ -102,7 +102,11 @@ def test_exact_products_may_be_refused_and_library_ones_not(tmp_path: Path, caps
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("emulate", None, "no module of this name is found from .*; use emulated, triton, blackwell, an importable"),
+        (
+            "emulate",
+            None,
+            "no module of this name is found from .*; use emulated, triton, blackwell, blackwell-library, an",
+        ),
         ("a-b", None, "is no name of a module; use emulated"),
         ("nowhere.py", None, ": there is no such .py file; use emulated"),
         ("numerics.ops", None, "is the emulation, which others are judged by; use --ops emulated"),

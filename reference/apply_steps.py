@@ -1,0 +1,70 @@
+"""The step and the call that a module of your own model is at: what names the random words of its backward.
+
+The step goes up by one whenever the model is called in training; `step` pins it. Calls of one module within a step are
+counted, so that micro-batches, or a module that is used twice, draw words of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from numerics.arguments import integer
+
+from .expert import Draw
+
+
+@dataclass(eq=False)
+class Steps:
+    """Where a model is: its step, -1 before the first, whether a user pins it, and calls of each module within it."""
+
+    step: int = -1
+    pinned: bool = False
+    calls: dict[int, int] = field(default_factory=dict)
+
+    def go(self, step: int) -> None:
+        self.step = step
+        self.calls.clear()
+
+    def draw(self, seed: int, number: int) -> Draw:
+        """The words of the next call of a module. Calls without gradients draw none and are not counted."""
+        call = self.calls.get(number, 0)
+        if torch.is_grad_enabled():
+            self.calls[number] = call + 1
+        return Draw(seed, max(self.step, 0), call)
+
+
+@contextmanager
+def step(model: nn.Module, n: int) -> Iterator[None]:
+    """Inside, the model is at step `n`, from 0, however often it is called: the n-th call of a module draws the n-th
+    words. Call the forward inside; the backward may come later. Afterwards it goes on from `n`.
+
+    Raises: ValueError for a model that follows no recipe, or an n outside 32 bits.
+    """
+    n = integer(n, "n", "pass a step as int")
+    if not 0 <= n < 2**32:
+        raise ValueError(f"n={n}: pass a step from 0 to 2**32 - 1")
+    every = [m.__dict__["_fourbit_steps"] for m in model.modules() if "_fourbit_steps" in m.__dict__]
+    if not every:
+        raise ValueError(f"no part of this {type(model).__name__} was given to apply, so it has no step")
+    before = [steps.pinned for steps in every]
+    for steps in every:
+        steps.go(n)
+        steps.pinned = True
+    try:
+        yield
+    finally:
+        for steps, pinned in zip(every, before, strict=True):
+            steps.pinned = pinned
+
+
+def advance(model: nn.Module, args: Any) -> None:
+    """Forward pre-hook of the model; holds nothing, so that a copy of the model counts for itself."""
+    steps = model.__dict__.get("_fourbit_steps")
+    if steps is not None and not steps.pinned and model.training and torch.is_grad_enabled():
+        steps.go(steps.step + 1)
