@@ -56,11 +56,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable], None]
         setattr(package, leaf, module)
         monkeypatch.setitem(sys.modules, folder, package)
         monkeypatch.setitem(sys.modules, full, module)
-        if name == "train":
-            numerics, ops = ModuleType("numerics"), ModuleType("numerics.ops")
-            numerics.ops = ops
-            monkeypatch.setitem(sys.modules, "numerics", numerics)
-            monkeypatch.setitem(sys.modules, "numerics.ops", ops)
 
     return put
 
