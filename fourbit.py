@@ -31,6 +31,20 @@ def _train(argv: list[str]) -> int:
     return train.main(argv, operations)
 
 
+def _eval(argv: list[str]) -> int:
+    from hw.choose import operations
+    from reference import evaluate
+
+    return evaluate.main(argv, operations)
+
+
+def _generate(argv: list[str]) -> int:
+    from hw.choose import operations
+    from reference import generate
+
+    return generate.main(argv, operations)
+
+
 def _tokenize(argv: list[str]) -> int:
     from reference import tokenizing
 
@@ -158,6 +172,8 @@ class Command:
 COMMANDS: dict[str, Command] = {
     "demo": Command("train one small model under four recipes and write a report", _demo),
     "train": Command("train a model under a recipe", _train),
+    "eval": Command("evaluate a trained model: held-out loss, bits per byte, small tasks with known answers", _eval),
+    "generate": Command("continue a text by a trained model", _generate),
     "tokenize": Command("train a tokenizer and write tokenized shards to train on", _tokenize),
     "monitor": Command("show what a run's monitor has seen: table, figure, TensorBoard", _monitor),
     "recipes": Command("print a recipe of number formats role by role, or what two differ in", _recipes),

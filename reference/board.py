@@ -38,15 +38,25 @@ class Board:
     def add(self, record: dict[str, Any]) -> None:
         """Add one record of a log."""
         step = record["step"]
-        for name in _SCALARS:
-            if name in record:
-                self._writer.add_scalar(name, record[name], step)
-        for key, value in record.get("monitor", {}).items():
-            where, _, measure = key.rpartition(".")
-            self._writer.add_scalar(f"{measure}/{where}", value, step)
-        if raised := record.get("raised"):
-            lines = (f"layer {entry['layer']} to {entry['to']}: {entry['because']}" for entry in raised)
-            self._writer.add_text("raised", "\n\n".join(lines), step)
+        for name, value in numbers(record).items():
+            self._writer.add_scalar(name, value, step)
+        if told := raised_text(record):
+            self._writer.add_text("raised", told, step)
+
+
+def numbers(record: dict[str, Any]) -> dict[str, float]:
+    """Tag -> number of one record of a log."""
+    found = {name: record[name] for name in _SCALARS if name in record}
+    for key, value in record.get("monitor", {}).items():
+        where, _, measure = key.rpartition(".")
+        found[f"{measure}/{where}"] = value
+    return found
+
+
+def raised_text(record: dict[str, Any]) -> str:
+    """What a record says of raised layers, a paragraph each; empty if it raised none."""
+    entries = record.get("raised", ())
+    return "\n\n".join(f"layer {entry['layer']} to {entry['to']}: {entry['because']}" for entry in entries)
 
 
 def require_tensorboard(folder: Path) -> None:

@@ -44,8 +44,10 @@ def write_atomic(path: Path, contents: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a full disk does not say where it is full
         raise
     _flush_folder(path.parent)
 
@@ -176,13 +178,7 @@ def restore_training_state(tensors: dict[str, Tensor], model: nn.Module, optimiz
     Raises:
         ValueError: the tensors are of another model or another optimizer; neither was changed.
     """
-    own = model.state_dict()
-    weights = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
-    odd = sorted(set(own) ^ set(weights)) or [name for name in own if own[name].shape != weights[name].shape]
-    if odd:
-        raise ValueError(
-            f"checkpoint and model differ in {', '.join(odd)}: another version wrote it; start in another run folder"
-        )
+    weights = model_weights(tensors, model)
     states: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         if key.startswith(_kind(optimizer)):
@@ -190,6 +186,22 @@ def restore_training_state(tensors: dict[str, Tensor], model: nn.Module, optimiz
             states.setdefault(name, {}).update({} if entry == "unused" else {entry: tensor})
     restore_state(optimizer, states)
     model.load_state_dict(weights)
+
+
+def model_weights(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """The weights among a checkpoint's tensors, under the names that `model` has for them.
+
+    Raises:
+        ValueError: they are of another model.
+    """
+    own = model.state_dict()
+    weights = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
+    odd = sorted(set(own) ^ set(weights)) or [name for name in own if own[name].shape != weights[name].shape]
+    if odd:
+        raise ValueError(
+            f"checkpoint and model differ in {', '.join(odd)}: another version wrote it; start in another run folder"
+        )
+    return weights
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -201,6 +213,11 @@ def latest(folder: Path) -> Path | None:
     """Return the checkpoint of the highest step, or None; unfinished files do not count."""
     found = _checkpoints(folder)
     return found[-1] if found else None
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps that a run folder has checkpoints of, ascending."""
+    return [int(path.stem.removeprefix("checkpoint-")) for path in _checkpoints(folder)]
 
 
 def prune(folder: Path, keep: int = 2) -> None:

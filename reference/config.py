@@ -89,6 +89,9 @@ class TrainConfig:
     takes them along."""
     recompute_glu: bool = False
     """Compute gate and up again in the backward instead of keeping them in BF16: the same bits, less memory."""
+    recompute: Literal["none", "layers"] = "none"
+    """Compute each layer again in the backward and keep its input alone: the same bits, about a ninth of
+    the memory, 40 % more time on a CPU."""
     eval_every: int = 50
     """Steps between held-out evaluations; the last step is always evaluated."""
     eval_sequences: int = 64
@@ -102,6 +105,8 @@ class TrainConfig:
     if left out."""
     tensorboard: Path | None = None
     """Folder for TensorBoard, which needs the extra `tensorboard`; none if left out."""
+    wandb: str | None = None
+    """Project of Weights & Biases, which needs the extra `wandb`; none if left out."""
     raise_error: float | None = None
     """Raise a layer with an operand whose rel_mse is above this; see `fourbit monitor` for what is usual."""
     raise_output: float | None = None
@@ -194,6 +199,7 @@ def check(config: TrainConfig) -> None:
             c.eval_sequences >= 1 and c.eval_sequences % max(1, c.grain) == 0,
             f"use a multiple of grain {c.grain}",
         ),
+        ("recompute", c.recompute in ("none", "layers"), "use 'none' or 'layers'"),
         ("checkpoint_every", c.checkpoint_every >= 1, "use 1 or more"),
         ("switch_at", c.switch_at is None or 0 < c.switch_at < 1, "use a share of the steps between 0 and 1"),
         ("switch_pass", c.switch_pass in PASSES, f"use one of {', '.join(PASSES)}"),

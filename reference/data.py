@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from .corpus import Corpus, Split, batch, epoch_batch, heldout_batch, require_sequences, require_vocabulary
-from .shards import INDEX, UNFINISHED, read_shards
+from .shards import INDEX, UNFINISHED, read_shards, shard_tokenizer
 from .text import Document, Source, chooser, cut_of, find
-from .tokenization import Encoder, read_tokenizer
+from .tokenization import Encoder, Tokenizer, read_tokenizer
 
 __all__ = [
     "Corpus",
@@ -31,6 +31,7 @@ __all__ = [
     "load_corpus",
     "require_sequences",
     "require_vocabulary",
+    "tokenizer_file",
 ]
 
 
@@ -72,6 +73,18 @@ def load_corpus(
     if tokenizer is None:
         return _bytes(source, documents)
     return _tokens(source, documents, tokenizer, end_token)
+
+
+def tokenizer_file(
+    data: str | None, tokenizer: Path | None = None, end_token: str | None = None
+) -> tuple[Tokenizer, Path, str | None] | None:
+    """What makes the tokens of a corpus, its file, and the name of its end that was given; None: tokens are bytes.
+
+    Args, Raises: as `load_corpus`, of which the text itself need not be there.
+    """
+    if (folder := _shard_folder(data)) is not None:
+        return shard_tokenizer(folder)
+    return None if tokenizer is None else (read_tokenizer(tokenizer, end_token), tokenizer, end_token)
 
 
 def _shard_folder(data: str | None) -> Path | None:

@@ -203,24 +203,31 @@ def environment(device: str) -> dict[str, Any]:
     }
 
 
-def record_environment(folder: Path, device: str, about: dict[str, Any], start: int) -> None:
-    """Write meta.json of a new run; of a resumed one, add the environment if it is not the one before.
+def record_environment(
+    folder: Path, device: str, about: dict[str, Any], start: int, command: str | None = None
+) -> None:
+    """Write meta.json of a new run; of a resumed one, add the environment and the command if one of them is not the one
+    before.
 
     Args:
         folder: the run folder.
         device: "cpu" or "cuda".
         about: what else to tell, a JSON object.
         start: the step that the run continues from, 0 for a new one.
+        command: that runs it, as a shell takes it; what it does again is told besides.
 
     Raises:
         OSError: the disk refuses.
     """
     path, now = folder / "meta.json", environment(device)
+    said = {} if command is None else {"command": command}
     if start == 0 or not path.exists():
-        checkpoint.write_json(path, {**about, "environment": now, "resumed": []})
+        again = {} if command is None else {"reproduce": _again(command, now, about.get("corpus", {}))}
+        checkpoint.write_json(path, {**about, **said, **again, "environment": now, "resumed": []})
         return
     meta = checkpoint.read_json(path, "environment", "resumed")
-    last = [meta, *meta["resumed"]][-1]["environment"]
+    entries = [meta, *meta["resumed"]]
+    last = entries[-1]["environment"]
     changes = ", ".join(f"{name} {last.get(name)} -> {now[name]}" for name in now if now[name] != last.get(name))
     if changes:
         logging.getLogger(__name__).warning(
@@ -228,7 +235,22 @@ def record_environment(folder: Path, device: str, about: dict[str, Any], start: 
             folder,
             changes,
         )
-        checkpoint.write_json(path, meta | {"resumed": [*meta["resumed"], {"step": start, "environment": now}]})
+    if changes or command not in (None, entries[-1].get("command")):
+        entry = {"step": start, **said, "environment": now}
+        checkpoint.write_json(path, meta | {"resumed": [*meta["resumed"], entry]})
+
+
+def _again(command: str, now: dict[str, Any], corpus: dict[str, Any]) -> list[str]:
+    """What to do for the same bits, line by line."""
+    commit, changes, _ = (now["commit"] or "").partition("+changes")
+    code = f"git checkout {commit}" if commit else f"pip install fourbit=={now['fourbit']}"
+    return [
+        code + "; its files had been changed, how is not known here" * bool(changes),
+        f"python {now['python']}; pip install torch=={now['torch']} numpy=={now['numpy']}",
+        f"{command}; in another --out",
+        f"the corpus has sha256 {corpus.get('digest')}, the device was {now['device']}: with the same of both "
+        "log.jsonl is the same but for `seconds`, and so is the last checkpoint",
+    ]
 
 
 def _version() -> str | None:

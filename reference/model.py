@@ -24,6 +24,7 @@ from .dense import Linear, RMSNorm
 from .expert import Draw, Observer, Setting
 from .moe import DenseMLP, MoE
 from .recipe import ExpertRecipe, Recipe
+from .recompute import recomputed
 from .sizes import ModelConfig as ModelConfig
 
 
@@ -65,6 +66,8 @@ class Transformer(nn.Module):
 
     Args: config, recipe; ops: the module that provides the seam (`numerics.ops`); seed; accumulator of the experts'
         products, by name: see `numerics.accumulators`; recompute_glu: see `expert.Setting`.
+
+    `recompute_layers` may be set: a backward then computes each layer again, see `recompute`.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class Transformer(nn.Module):
         super().__init__()
         config.check(recipe)
         self.config, self.recipe, self.ops, self.accumulator = config, recipe, ops, accumulator
-        self.recompute_glu = recompute_glu
+        self.recompute_glu, self.recompute_layers = recompute_glu, False
         self.observer: Observer | None = None
         self.embed = nn.Parameter(torch.empty(config.vocab, config.dim))
         self.layers = nn.ModuleList(_Layer(config, index) for index in range(config.depth))
@@ -128,6 +131,7 @@ class Transformer(nn.Module):
                 grains=grains,
                 observer=self.observer,
             )
-            x_BSD, extra = layer(x_BSD, setting)
+            again = self.recompute_layers and torch.is_grad_enabled()
+            x_BSD, extra = recomputed(layer, x_BSD, setting) if again else layer(x_BSD, setting)
             balance = balance + extra
         return self.head(self.norm(x_BSD)), balance * (self.config.balance / self.config.depth)

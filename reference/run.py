@@ -50,8 +50,9 @@ class Run:
     def __post_init__(self) -> None:
         object.__setattr__(self, "oscillation", Oscillation(self.model, self.config.steps))
 
-    def resume(self) -> int:
-        """Load the newest checkpoint, cut the log back to it, and return its step; 0 without one."""
+    def resume(self, command: str) -> int:
+        """Load the newest checkpoint, cut the log back to it, and return its step; 0 without one. `command`: what runs
+        it, for meta.json."""
         config, corpus, start = self.config, self.corpus, 0
         if path := checkpoint.latest(config.out):
             tensors, meta = checkpoint.load(path)
@@ -71,6 +72,7 @@ class Run:
                 config.device,
                 {"preset": config.preset, "seed": config.seed, "threads": config.threads, "corpus": corpus.about()},
                 start,
+                command,
             )
         return start
 
@@ -159,16 +161,8 @@ class Run:
         """Return the held-out cross entropy, nats per token, grain by grain as in training, and bytes per token."""
         config = self.config
         tokens_BS, targets_BS = heldout_batch(self.corpus.heldout, config.eval_sequences, config.model.sequence)
-        self.model.eval()
-        with torch.no_grad():
-            # Step -1 names no training step: evaluation shares no random bits with one.
-            losses = [
-                len(tokens)
-                * self.model(tokens, targets, Draw(config.seed, -1, grain), len(tokens) // config.grain).ce.item()
-                for grain, tokens, targets in passes(config, tokens_BS, targets_BS)
-            ]
-        self.model.train()
-        return math.fsum(losses) / config.eval_sequences, self.corpus.bytes_per_token(targets_BS)
+        ce = heldout_loss(self.model, config, tokens_BS, targets_BS)
+        return ce, self.corpus.bytes_per_token(targets_BS)
 
     def _save(self, step: int) -> None:
         """Write the checkpoint of `step`, then delete the ones that it supersedes."""
@@ -181,6 +175,21 @@ class Run:
         checkpoint.save(checkpoint.checkpoint_path(folder, step), tensors, meta)
         checkpoint.prune(folder)
         self.observer.forget()  # a run resumed from here has not seen the weights before either
+
+
+def heldout_loss(model: nn.Module, config: TrainConfig, tokens_BS: torch.Tensor, targets_BS: torch.Tensor) -> float:
+    """The mean cross entropy of sequences (B, S), nats per token, grain by grain as in training. The model is left in
+    the mode it was in."""
+    before = model.training
+    model.eval()
+    with torch.no_grad():
+        # Step -1 names no training step: evaluation shares no random bits with one.
+        losses = [
+            len(tokens) * model(tokens, targets, Draw(config.seed, -1, grain), len(tokens) // config.grain).ce.item()
+            for grain, tokens, targets in passes(config, tokens_BS, targets_BS)
+        ]
+    model.train(before)
+    return math.fsum(losses) / len(tokens_BS)
 
 
 def passes(

@@ -188,6 +188,13 @@ def read_index(folder: Path) -> Index:
     return index
 
 
+def shard_tokenizer(folder: Path) -> tuple[Tokenizer, Path, str | None]:
+    """The tokenizer of a folder of shards, its file, and the name of its end that was given. ValueError as
+    `read_shards`."""
+    index = read_index(folder)
+    return _tokenizer(folder, index), folder / TOKENIZER, index.job.get("end_token")
+
+
 def _parsed(tree: dict[str, Any]) -> Index:
     shards = {part: tuple(Shard(**entry) for entry in tree["parts"][part]["files"]) for part in PARTS}
     numbers, words = (tree["vocab"], tree["end"]), (tree["source"], tree["tokenizer"]["sha256"])

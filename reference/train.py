@@ -23,26 +23,26 @@ Shapes: B sequences, S tokens per sequence.
 
 import contextlib
 import dataclasses
-import os
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-import tyro
 from torch import nn
 from tqdm import tqdm
 
 from .board import Board, require_tensorboard
+from .command_line import command_of, exact, parse
 from .config import THRESHOLDS, TrainConfig, check
 from .data import Corpus, load_corpus, require_sequences, require_vocabulary
 from .guard import Guard, digest, reference_losses
 from .log import TrainingStopped, open_run, read_log, require_run_folder
+from .logbook import Logbook, require_wandb
 from .model import Transformer
 from .optimizer import make_optimizer
+from .pinned import pinned
 from .presets import preset
 from .recipe import Recipe
 from .run import Run
@@ -53,8 +53,9 @@ __all__ = ["Result", "TrainConfig", "TrainingStopped", "check", "main", "require
 
 # fields that do not change a bit of the run
 _NOT_IDENTITY = (
-    *("out", "progress", "activations", "monitor_every", "monitor_reference", "tensorboard", "raise_to"),
+    *("out", "progress", "activations", "monitor_every", "monitor_reference", "tensorboard", "wandb", "raise_to"),
     "ops",  # told by the module's own name
+    "recompute",
 )
 # fields that runs of earlier versions had at their defaults, without noting them
 _LATER = (
@@ -96,8 +97,8 @@ def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
 
     Args: operations: gives the module that `ops` and `device` of the command line name, or raises ValueError.
     """
-    config = tyro.cli(TrainConfig, args=argv, prog="fourbit train")
-    result = train(config, operations(config.ops, config.device))
+    config = parse(argv)
+    result = train(config, operations(config.ops, config.device), command=exact(argv))
     done = f"was finished already: {result.steps}" if result.resumed_from == result.steps else f"done: {result.steps}"
     print(
         f"{config.preset} in {result.folder} {done} steps, held-out {result.heldout_ce:.4f} nats "
@@ -107,7 +108,12 @@ def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
     return 0
 
 
-def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str, Any]], None] | None = None) -> Result:
+def train(
+    config: TrainConfig,
+    ops: ModuleType,
+    on_progress: Callable[[dict[str, Any]], None] | None = None,
+    command: str | None = None,
+) -> Result:
     """Train, or resume, the run that `config` describes.
 
     Args:
@@ -115,6 +121,7 @@ def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str,
         ops: the operations of the expert path, `numerics.ops` or a module with its functions; `config.ops` names them
             for whoever chooses it.
         on_progress: called after each step with that step's log record.
+        command: what the run folder says to run it by; one that gives `config` if left out.
 
     Returns:
         The result of the finished run.
@@ -129,14 +136,16 @@ def train(config: TrainConfig, ops: ModuleType, on_progress: Callable[[dict[str,
     reference = None if config.monitor_reference is None else reference_losses(config.monitor_reference, config.out)
     if config.tensorboard is not None:
         require_tensorboard(config.tensorboard)
+    if config.wandb is not None:
+        require_wandb(config.wandb)
     corpus = corpus_of(config)
-    with _pinned(config.threads):
+    with pinned(config.threads):
         model = _build(config, recipe, layers, ops)
         identity = _identity(config, ops, reference)
         with open_run(config.out, identity) as log:
             guard = Guard(config, layers, reference)
             run = Run(config, identity, corpus, model, make_optimizer(model, config), log, layers, guard)
-            start = run.resume()
+            start = run.resume(command or command_of(config))
             if start == config.steps and config.activations is not None:
                 raise ValueError(
                     f"activations {str(config.activations)!r} are recorded in the last step, which run "
@@ -161,11 +170,15 @@ def require_resumable(config: TrainConfig, ops: ModuleType) -> None:
 
 
 def _steps(run: Run, start: int, on_progress: Callable[[dict[str, Any]], None] | None) -> None:
-    """Take the steps after `start`, with a progress bar and for TensorBoard."""
+    """Take the steps after `start`, with a progress bar, for TensorBoard and for Weights & Biases."""
     config = run.config
     hidden = {"auto": None, "show": False, "hide": True}[config.progress]
     with contextlib.ExitStack() as stack:
-        board = None if config.tensorboard is None else stack.enter_context(Board(config.tensorboard, start))
+        watchers: list[Callable[[dict[str, Any]], None]] = [] if on_progress is None else [on_progress]
+        if config.tensorboard is not None:
+            watchers.insert(0, stack.enter_context(Board(config.tensorboard, start)).add)
+        if config.wandb is not None and start < config.steps:
+            watchers.insert(0, stack.enter_context(Logbook(config.wandb, config.out, run.identity)).add)
         bar = stack.enter_context(
             tqdm(total=config.steps, initial=start, desc=config.preset, unit="step", disable=hidden)
         )
@@ -173,15 +186,14 @@ def _steps(run: Run, start: int, on_progress: Callable[[dict[str, Any]], None] |
             record = run.advance(step)
             bar.set_postfix(loss=f"{record['loss']:.3f}", refresh=False)
             bar.update()
-            if board is not None:
-                board.add(record)
-            if on_progress is not None:
-                on_progress(record)
+            for add in watchers:
+                add(record)
 
 
 def _build(config: TrainConfig, recipe: Recipe, layers: Schedule, ops: ModuleType) -> nn.Module:
     try:
         model = Transformer(config.model, recipe, ops, config.seed, config.accumulator, config.recompute_glu)
+        model.recompute_layers = config.recompute == "layers"
         if config.layer_presets:
             model.follow(layers.start)
         return model.to(config.device)
@@ -229,26 +241,3 @@ def _identity(config: TrainConfig, ops: ModuleType, reference: dict[int, float] 
     if config.raise_loss is not None:
         found["monitor_reference"] = None if reference is None else digest(reference)
     return found
-
-
-@contextlib.contextmanager
-def _pinned(threads: int) -> Iterator[None]:
-    """Pin what bits depend on in torch, and give it back afterwards."""
-    before = torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-    # cuBLAS is deterministic only with a fixed workspace, and reads this when CUDA is first used.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True)
-    filled = torch.utils.deterministic.fill_uninitialized_memory
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads memory that it has not written
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        torch.utils.deterministic.fill_uninitialized_memory = filled
-        torch.set_num_threads(before)
-        if workspace is None:
-            os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)

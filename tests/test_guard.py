@@ -252,7 +252,7 @@ def test_layers_with_recipes_of_their_own_resume_and_decide_bits(tmp_path: Path)
 def test_the_command_line_takes_layers_and_their_presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def stop(config: Any, ops: Any) -> None:
+    def stop(config: Any, ops: Any, **_: Any) -> None:
         seen.append(config.layer_presets)
         raise ValueError("enough")
 

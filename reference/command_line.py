@@ -1,0 +1,75 @@
+"""The words of `fourbit train`: how they become a configuration, and which words would give a configuration.
+
+`--dial 12` sets every size of the model that goes with a depth of 12 (`ModelConfig.dial`); a `--model.` field that is
+given beside it stands, whatever its value. A run is named by its sizes, so it does not matter how they were said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+import tyro
+
+from .config import TrainConfig
+from .model import ModelConfig
+
+PROGRAM = "fourbit train"
+
+
+@dataclass(frozen=True)
+class Arguments(TrainConfig):
+    """Train a small mixture-of-experts language model on text; the same command in the same folder resumes."""
+
+    dial: int | None = None
+    """Depth from which all sizes of the model follow, a multiple of 6 from 6 (1.3 million weights) to 54 (0.9 billion);
+    fields of the model that are given stand."""
+
+
+def parse(argv: list[str]) -> TrainConfig:
+    """The configuration that the words name.
+
+    Raises:
+        ValueError: a dial that is no multiple of 6 from 6 to 54.
+        SystemExit: help was asked for, or a word cannot be read; it has been told.
+    """
+    found = tyro.cli(Arguments, args=argv, prog=PROGRAM)
+    if found.dial is not None:
+        # read once more over the dial's sizes, so that what is given is told from what is left out
+        sizes = Arguments(found.out, model=ModelConfig.dial(found.dial))
+        found = tyro.cli(Arguments, args=argv, prog=PROGRAM, default=sizes)
+    fields = {f.name: getattr(found, f.name) for f in dataclasses.fields(TrainConfig)}
+    return TrainConfig(**fields)
+
+
+def exact(argv: list[str]) -> str:
+    """The command that was given, quoted for a shell."""
+    return f"{PROGRAM} {shlex.join(argv)}"
+
+
+def command_of(config: TrainConfig) -> str:
+    """A command that gives `config`, quoted for a shell: the fields that are not at their defaults."""
+    words = _option("out", config.out)
+    for f in dataclasses.fields(TrainConfig):
+        value = getattr(config, f.name)
+        if f.name == "model":
+            plain = ModelConfig()
+            for size in dataclasses.fields(ModelConfig):
+                if getattr(value, size.name) != getattr(plain, size.name):
+                    words += _option(f"model.{size.name}", getattr(value, size.name))
+        elif f.name != "out" and value != (f.default if f.default_factory is dataclasses.MISSING else {}):
+            words += _option(f.name, value)
+    return exact(words)
+
+
+def _option(name: str, value: Any) -> list[str]:
+    """The words of one field."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    if isinstance(value, dict):
+        return [f"--{flag}", *(str(word) for pair in value.items() for word in pair)]
+    text = str(value)
+    return [f"--{flag}={text}"] if text.startswith("-") or not text else [f"--{flag}", text]

@@ -1,0 +1,174 @@
+"""`fourbit generate RUN`: text from a trained model, greedy or sampled, as it comes.
+
+The next token is drawn from softmax(logits / temperature), cut to the fewest tokens that hold `top_p` of it (nucleus
+sampling, arXiv 1904.09751); at temperature 0 it is the likeliest one. Token n of a seed is drawn with word (seed, n) of
+numpy's Philox, so a text is a function of the run, its device and the arguments. A model sees the last `sequence`
+tokens, as many as in training. `Decoder` is what text is drawn from: `Recomputing` computes every token's logits from
+all that it sees, without a cache.
+
+Shapes: V vocabulary. Probabilities are float64 on the CPU.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, takewhile
+from pathlib import Path
+from types import ModuleType
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+import tyro
+from torch import Tensor
+
+from .expert import Draw
+from .load import Loaded, load_run
+from .pinned import pinned
+
+PROGRAM = "fourbit generate"
+
+
+@dataclass(frozen=True)
+class GenerateConfig:
+    """Continue a text by a trained model."""
+
+    run: tyro.conf.Positional[Path]
+    """Run folder, as `fourbit train` left it."""
+    prompt: str
+    """What the text begins with."""
+    tokens: int = 200
+    """Tokens to add; fewer if the text ends before."""
+    temperature: float = 0.8
+    """Below 1 the likely tokens become likelier; 0 takes the likeliest each time."""
+    top_p: float = 0.95
+    """Share of the probability that is drawn from, the likeliest tokens first; 1 for all."""
+    seed: int = 0
+    """Decides what is drawn."""
+    step: int | None = None
+    """Checkpoint to use; the newest if left out."""
+    ops: Literal["emulated", "triton"] = "emulated"
+    """What computes the experts: the emulation, or Triton kernels, on a GPU."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to compute."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. Raises ValueError for a number out of range."""
+
+    temperature: float = 0.8
+    top_p: float = 0.95
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, good, remedy in (
+            ("temperature", 0 <= self.temperature <= 1e6, "use 0, which takes the likeliest token, or more"),
+            ("top_p", 0 < self.top_p <= 1, "use a share above 0, at most 1"),
+            ("seed", 0 <= self.seed < 2**64, "use 0 to 2^64 - 1"),
+        ):
+            if not good:
+                raise ValueError(f"{name} {getattr(self, name)} cannot be used; {remedy}")
+
+    def choose(self, logits_V: Tensor, place: int) -> int:
+        """The token at `place` of the text that is added, from 0. logits_V: (V,), finite, any device."""
+        logits_V = logits_V.double().cpu()
+        likeliest = int(logits_V.argmax())
+        if self.temperature == 0:
+            return likeliest
+        # the largest is 0 before it is divided, so that a small temperature makes no infinity
+        scaled = (logits_V - logits_V[likeliest]) / torch.full((), self.temperature, dtype=torch.float64)
+        ranked = scaled.softmax(0).sort(descending=True, stable=True)
+        upto = ranked.values.cumsum(0)
+        count = int((upto < self.top_p * upto[-1]).sum()) + 1
+        word = np.random.Philox(key=np.array([self.seed, place], dtype=np.uint64)).random_raw()
+        below = (word >> 11) * 2.0**-53 * float(upto[count - 1])  # uniform below what is kept
+        return int(ranked.indices[min(int((upto <= below).sum()), count - 1)])
+
+
+class Decoder(Protocol):
+    """A text that grows, and the model's logits after it."""
+
+    def feed(self, tokens: list[int]) -> Tensor:
+        """Add tokens, at least one; the logits (V,) of the next one."""
+        ...
+
+
+class Recomputing:
+    """A decoder without a cache: every call computes all that the model sees."""
+
+    def __init__(self, run: Loaded) -> None:
+        self._run = run
+        self._seen: list[int] = []
+
+    @torch.no_grad()
+    def feed(self, tokens: list[int]) -> Tensor:
+        config = self._run.config
+        self._seen = (self._seen + tokens)[-config.model.sequence :]
+        ids_BS = torch.tensor([self._seen], device=config.device)
+        # step -1: of no step of training, as in evaluations
+        return self._run.model.logits(ids_BS, Draw(config.seed, -1, 0))[0][0, -1, : self._run.alphabet.size]
+
+
+def continuation(decoder: Decoder, prompt: list[int], count: int, sampling: Sampling) -> Iterator[int]:
+    """`count` tokens after `prompt`, one by one. ValueError for an empty prompt or a negative count, at once."""
+    if not prompt:
+        raise ValueError("prompt is empty, and a model continues what is there; give one character or more")
+    if count < 0:
+        raise ValueError(f"tokens {count} cannot be used; use 0 or more")
+
+    def draw() -> Iterator[int]:
+        fed = prompt
+        for place in range(count):
+            token = sampling.choose(decoder.feed(fed), place)
+            yield token
+            fed = [token]
+
+    return draw()
+
+
+def readable(pieces: Iterable[bytes]) -> Iterator[str]:
+    """Text of bytes that come in pieces, as soon as a character is whole. What is no UTF-8 becomes U+FFFD, and what
+    would steer a terminal a picture of itself (U+2400 ..), line feeds and tabs left out."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for piece in pieces:
+        yield _tame(decoder.decode(piece))
+    yield _tame(decoder.decode(b"", final=True))
+
+
+_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+# bidirectional overrides could reorder what else is on the line
+_UNSEEN = dict.fromkeys((*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
+_TAMED = _PICTURES | _UNSEEN | {0x7F: 0x2421}
+
+
+def _tame(text: str) -> str:
+    return text.translate(_TAMED)
+
+
+def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
+    """Run `fourbit generate` with `argv`; return the exit code, or raise ValueError in one sentence.
+
+    Args: operations: gives the module that `ops` and `device` of the command line name, or raises ValueError.
+    """
+    config = tyro.cli(GenerateConfig, args=argv, prog=PROGRAM)
+    sampling = Sampling(config.temperature, config.top_p, config.seed)
+    run = load_run(config.run, operations(config.ops, config.device), config.device, config.step)
+    prompt = run.alphabet.encode(os.fsencode(config.prompt))
+    with pinned(run.config.threads):
+        added = continuation(Recomputing(run), prompt, config.tokens, sampling)
+        until = takewhile(lambda token: token != run.alphabet.end, added)
+        for text in readable(map(run.alphabet.piece, chain(prompt, until))):
+            _write(text)
+    _write("\n")
+    return 0
+
+
+def _write(text: str) -> None:
+    """Show it now, also where the terminal lacks some of its characters."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding), end="", flush=True)
