@@ -56,7 +56,7 @@ class Routing:
         host = torch.empty(self.offsets.shape, dtype=torch.int64, pin_memory=True)
         host.copy_(self.offsets, non_blocking=True)
         arrived = torch.cuda.Event()
-        arrived.record()
+        arrived.record(torch.cuda.current_stream(self.offsets.device))
 
         @cache
         def wait() -> tuple[int, ...]:
@@ -76,5 +76,6 @@ def route(experts_TK: Tensor, experts: int) -> Routing:
     routing = Routing(slots.view(tokens, k), order // k, offsets)
     # a permutation of the rows, and tokens: operations that check row numbers need not wait for the device to do so
     for index, rows in ((routing.slots, order.numel()), (routing.tokens, tokens)):
-        index.vouched = (index._version, rows)  # type: ignore[attr-defined]
+        if not index.is_inference():  # those have no version
+            index.vouched = (index._version, rows)  # type: ignore[attr-defined]
     return routing

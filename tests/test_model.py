@@ -296,3 +296,14 @@ def test_sizes_that_do_not_fit_are_named(change: dict, message: str):
 
 def test_bf16_takes_any_width():
     _model("bf16", replace(SMALL, dim=40, expert_dim=10))
+
+
+@pytest.mark.parametrize("name", ["bf16", "fourbit"])
+def test_inference_mode_has_the_bits_of_no_grad(name: str):
+    """Its tensors have no version, to which row numbers that are vouched for are tied."""
+    model, tokens = _model(name), _tokens()
+    with torch.inference_mode():
+        inside = model.logits(tokens[:, :24], DRAW)[0]
+    with torch.no_grad():
+        outside = model.logits(tokens[:, :24], DRAW)[0]
+    assert torch.equal(inside, outside)
