@@ -68,22 +68,18 @@ def require_architecture(name: str) -> int:
 
 
 @functools.lru_cache(maxsize=8)
-def assembler(path: Path) -> Assembler:
+def assembler(path: Path, remedy: str = REMEDY) -> Assembler:
     """Raises: ValueError if it cannot be run, or tells no version."""
     try:
         done = subprocess.run([str(path), "--version"], capture_output=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         why = error.strerror if isinstance(error, OSError) else "it does not end"
-        raise ValueError(f"{path.name} {path} cannot be run ({why}); {_remedy(path)}") from error
+        raise ValueError(f"{path.name} {path} cannot be run ({why}); {remedy}") from error
     told = done.stdout.decode("utf-8", "replace")
     found = re.search(r"release (\d+)\.(\d+), V(\S+)", told)
     if found is None:
-        raise ValueError(f"{path} tells no version of CUDA: {told.strip()[:80]!r}; {_remedy(path)}")
+        raise ValueError(f"{path} tells no version of CUDA: {told.strip()[:80]!r}; {remedy}")
     return Assembler(path, (int(found[1]), int(found[2])), found[3])
-
-
-def _remedy(path: Path) -> str:
-    return "pip install nvidia-cuda-nvdisasm, or unset TRITON_NVDISASM_PATH" if "nvdisasm" in path.name else REMEDY
 
 
 def chosen() -> tuple[Path | None, str]:
@@ -109,9 +105,12 @@ def used(arch: int) -> Assembler:
     import triton
     from triton.backends.nvidia.compiler import get_ptxas
 
-    named = os.environ.get(BLACKWELL_PATH if arch >= 100 else HOPPER_PATH)
-    if named:
-        assembler(Path(named))
+    variable = BLACKWELL_PATH if arch >= 100 else HOPPER_PATH
+    if named := os.environ.get(variable):
+        try:
+            assembler(Path(named))
+        except ValueError as error:
+            raise ValueError(f"unset {variable}, or name a ptxas there: {error}") from error
     try:
         path = Path(get_ptxas(arch).path)
     except (RuntimeError, AttributeError) as error:
@@ -121,7 +120,8 @@ def used(arch: int) -> Assembler:
 
 def reader(path: Path, arch: int) -> Assembler:
     """The disassembler at `path`. Raises: ValueError if it is older than the architecture."""
-    found, least = assembler(path), (12, 9) if arch == 103 else (12, 8) if arch == 100 else (12, 0)
+    found = assembler(path, "pip install nvidia-cuda-nvdisasm, or name another in TRITON_NVDISASM_PATH, or unset it")
+    least = (12, 9) if arch == 103 else (12, 8) if arch == 100 else (12, 0)
     if found.release < least:
         raise ValueError(
             f"nvdisasm {path} is {found.version} and does not know sm_{arch}a, which {least[0]}.{least[1]} does: "
