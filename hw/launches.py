@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from . import device
@@ -64,10 +65,17 @@ def launch(
     if device.catching:
         device.catching[-1].append(Call(kernel, grid, args, options, constants))
         return None
-    compiled = kernel[grid](*args, **options, **constants)
+    with _current(next((x.device for x in args if isinstance(x, Tensor)), None)):
+        compiled = kernel[grid](*args, **options, **constants)
     for kept in _recordings:
         kept.append(Launch(kernel.fn.__name__, compiled, grid, num_warps))
     return compiled
+
+
+def _current(where: torch.device | None) -> AbstractContextManager[Any]:
+    """Triton launches on torch's current device, which the tensors' need not be."""
+    there = where is not None and where.type == "cuda" and where.index != torch.cuda.current_device()
+    return torch.cuda.device(where) if there else nullcontext()
 
 
 def native(x: Tensor) -> bool:

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import gpu_record
 import pytest
 
 import fourbit
@@ -72,10 +73,26 @@ def test_states_name_what_there_is(found: census.Census) -> None:
     """Records and tests that a kernel's state cites exist, and a native branch is never said to have run."""
     for kernel in found.kernels:
         assert kernel.ran is None or (ROOT / "tests/records" / kernel.ran).exists(), kernel
+        if kernel.ran == gpu_record.RECORD.name:
+            assert gpu_record.ran(str(kernel.interpreted).removesuffix(".py")), kernel
         assert all((ROOT / "tests" / name).exists() for name in (kernel.interpreted, kernel.native) if name), kernel
     lines = census.states(found)
     assert len(lines) == len(found.kernels)
     assert all(line.endswith("never run") for line in lines if "native" in line)
+
+
+def test_the_record_of_a_gpu_is_what_pytest_reported(tmp_path: Path) -> None:
+    """Counts by hand: a pass, a failure, an error and a skip of one module; a module that did nothing is left out."""
+    report = tmp_path / "report.xml"
+    case = '<testcase classname="tests.test_a" name="x">{}</testcase>'
+    cases = "".join(case.format(child) for child in ("", "<failure/>", "<error/>", "<skipped/>"))
+    idle = '<testcase classname="tests.test_b" name="y"><skipped/></testcase>'
+    report.write_text(f"<testsuites><testsuite>{cases}{idle}</testsuite></testsuites>")
+    assert gpu_record.counted([report]) == {"test_a": {"passed": 1, "failed": 2, "not run": 1}}
+    told = json.loads(gpu_record.RECORD.read_text("utf-8"))
+    assert told["failed"] == 0 == sum(row["failed"] for row in told["modules"].values())
+    assert told["passed"] == sum(row["passed"] for row in told["modules"].values()) > 0
+    assert "H200" in told["device"]["name"] and not gpu_record.ran("test_b")
 
 
 def test_the_readme_tells_the_states(found: census.Census) -> None:
