@@ -123,10 +123,10 @@ def _heads(model: nn.Module) -> set[int]:
 def place(name: str, modules: dict[str, nn.Module]) -> tuple[str, int, int] | None:
     """(name of the outermost nn.ModuleList around a module, its index there, the list's length), or None."""
     parts = name.split(".")
-    for i, part in enumerate(parts[1:], 1):
-        around = ".".join(parts[:i])
+    for i, part in enumerate(parts):
+        around = ".".join(parts[:i])  # "" is the model itself
         module = modules[around]
-        if isinstance(module, nn.ModuleList):
+        if isinstance(module, nn.ModuleList) and part.isdecimal():  # add_module gives any name
             return around, int(part), len(module)
     return None
 

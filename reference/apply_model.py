@@ -13,8 +13,11 @@ model does between these layers stays its own. Under autocast they read and retu
 Random words: key (seed, step), counter (number of the module among the model's candidates, call within the step). The
 step goes up by one whenever the model is called in training, so micro-batches draw words of different steps;
 `with step(model, n)` pins it, and calls inside are counted instead. Only steps that are named so repeat after a resume.
+Models, or parts of one, that are given to `apply` apart each count their modules from 0: give each a seed of its own.
 
 Not here: a recipe's `osci_reset`, which is the optimizer's; dispatch and combine of a linear layer, which has none.
+A recomputed forward of torch.utils.checkpoint with use_reentrant=False is a call, too. A model that follows a recipe is
+saved by its state_dict: its classes are made at run time, so pickle refuses it.
 Wrap afterwards: torch.compile leaves these layers as they are (graph breaks), fully_shard and DDP call them as ever.
 """
 
@@ -74,14 +77,16 @@ def apply(
     chosen = select(found, where)
     parts = _parts(recipe, chosen)
     _require_fit(chosen, parts)
+    classes = [_derived(c) for c in chosen]  # before anything changes, since a class may refuse to be derived from
     lines = []
     steps = model.__dict__.get("_fourbit_steps") or Steps()
-    for c, (part, words) in zip(chosen, parts, strict=True):
+    for c, (part, words), following in zip(chosen, parts, classes, strict=True):
         kind = "experts" if c.experts else "linear"
         lines.append(Line(c.name, kind, c.shape, c.place, words, *Line.formats(part)))
         told = f"{recipe.name}, {words}" if words else recipe.name
-        c.module._fourbit = Followed(*(c.name, c.number, type(c.module), part, told, ops, accumulator, seed, steps))
-        c.module.__class__ = derived(type(c.module), c.experts)
+        followed = Followed(*(c.name, c.number, type(c.module), part, told, ops, accumulator, seed, steps))
+        c.module.__dict__["_fourbit"] = followed  # past any __setattr__ of the module's own
+        c.module.__class__ = following
     if "_fourbit_steps" not in model.__dict__:
         model._fourbit_steps = steps
         model.register_forward_pre_hook(advance)
@@ -90,26 +95,40 @@ def apply(
 
 
 def remove(model: nn.Module) -> None:
-    """Every module at or below `model` computes as it did before `apply`.
+    """Every module at or below `model` computes as it did before `apply`, which may have been given a part of it.
 
-    Raises: ValueError if none follows a recipe, or one changed its class since (undo that first); nothing changes then.
+    Raises: ValueError if none follows a recipe, or if somebody changed the class or forward of one since (undo that
+        first); nothing changes then.
     """
     require_kind(model, nn.Module, "model", "pass the model that was given to apply")
     followed = [m for m in model.modules() if "_fourbit" in m.__dict__]
-    if not followed and "_fourbit_steps" not in model.__dict__:
+    stepping = [m for m in model.modules() if "_fourbit_steps" in m.__dict__]
+    if not followed and not stepping:
         raise ValueError(f"no module of this {type(model).__name__} follows a recipe: nothing to remove")
     for m in followed:
         state = m._fourbit
         if not isinstance(m, Follows) or type(m).__bases__ != (Follows, state.original):
             raise ValueError(f"{state.name} became a {type(m).__name__} since apply: undo that first, then remove")
+        if "forward" in m.__dict__:  # it holds the forward that follows the recipe
+            raise ValueError(f"somebody replaced the forward of {state.name} since apply: undo that first, then remove")
     for m in followed:
         m.__class__ = m._fourbit.original
         del m.__dict__["_fourbit"]
-    if "_fourbit_steps" in model.__dict__:
-        hooks: Any = model._forward_pre_hooks
+    for m in stepping:
+        hooks: Any = m._forward_pre_hooks
         for key in [key for key, hook in hooks.items() if hook is advance]:
             del hooks[key]
-        del model.__dict__["_fourbit_steps"]
+        del m.__dict__["_fourbit_steps"]
+
+
+def _derived(c: Candidate) -> type[nn.Module]:
+    """The class that a module gets. Raises ValueError if its own refuses to be derived from."""
+    kind = type(c.module)
+    try:
+        return derived(kind, c.experts)
+    except Exception as error:  # whatever its __init_subclass__ or metaclass raises
+        told = f"{c.name}: {kind.__module__}.{kind.__qualname__} cannot be derived from"
+        raise ValueError(f"{told} ({error}); leave it out by where=") from error
 
 
 def _checked(ops: Any, seed: Any, accumulator: Any) -> int:

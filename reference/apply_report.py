@@ -73,7 +73,8 @@ def _starred(line: Line) -> str:
     if line.place is None:
         return line.name
     around, index, _ = line.place
-    return f"{around}.*{line.name[len(f'{around}.{index}') :]}"
+    prefix = f"{around}." if around else ""
+    return f"{prefix}*{line.name[len(f'{prefix}{index}') :]}"
 
 
 def _spans(places: list[tuple[str, int, int]]) -> str:

@@ -450,6 +450,71 @@ def test_twice_and_not_at_all_are_refused() -> None:
         reference.remove(model)
 
 
+class Final(nn.Linear):
+    """Refuses to be derived from."""
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        raise TypeError("final")
+
+
+class Strict(nn.Linear):
+    """Takes no attribute that it does not know."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "fourbit" in name:
+            raise AttributeError(name)
+        super().__setattr__(name, value)
+
+
+def test_a_class_that_refuses_leaves_every_layer_unchanged() -> None:
+    model = make(2)
+    model.layers[1].a.__class__ = Final
+    with pytest.raises(ValueError, match=r"layers.1.a: .*Final cannot be derived from \(final\); leave it out"):
+        reference.apply(model, "fourbit")
+    assert type(model.layers[0].a) is nn.Linear
+    assert not any(key.startswith("_fourbit") for m in model.modules() for key in m.__dict__)
+    model.layers[1].a.__class__ = Strict
+    assert len(reference.apply(model, "fourbit").lines) == 4
+    reference.remove(model)
+    assert type(model.layers[1].a) is Strict
+
+
+def test_a_list_given_to_apply_is_the_numbered_one() -> None:
+    model, whole = make(), make()
+    report = reference.apply(model.layers, "fourbit", seed=4)
+    assert [line.place for line in report.lines] == [("", i, 6) for i in range(6) for _ in "ab"]
+    assert [line.part for line in report.lines[-3:]] == ["most layers", *["the last 1/6 of the layers"] * 2]
+    assert [line.split()[0] for line in str(report).splitlines()[2:]] == ["*.a", "*.b", "5.a", "5.b"]
+    reference.apply(whole, "fourbit", seed=4)
+    assert equal(at(model, 3), at(whole, 3))
+    model.layers.add_module("named", nn.Linear(D, D))  # not a number
+    assert reference.apply(model.layers, "mxfp8", "named").lines[0].place is None
+
+
+def test_remove_reaches_what_was_applied_below() -> None:
+    model = make()
+    wrapped = (nn.Sequential(model), torch.compile(model, backend="eager"))
+    for outer in wrapped:
+        reference.apply(model, "fourbit")
+        reference.remove(outer)
+        assert not any(key.startswith("_fourbit") for m in model.modules() for key in m.__dict__)
+        assert not model._forward_pre_hooks
+
+
+def test_a_forward_that_was_replaced_since_is_put_back_first() -> None:
+    model = make(1)
+    reference.apply(model, "mxfp8")
+    layer = model.layers[0].a
+    followed = layer.forward
+    layer.forward = lambda x: followed(x)
+    with pytest.raises(ValueError, match=r"somebody replaced the forward of layers.0.a since apply: undo that first"):
+        reference.remove(model)
+    assert "_fourbit" in model.layers[0].b.__dict__
+    del layer.forward
+    reference.remove(model)
+    assert equal(gradients(model), gradients(make(1)))
+
+
 def test_an_input_that_does_not_fit_names_the_layer() -> None:
     model = make(1)
     reference.apply(model, "mxfp8")
