@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from numerics import hadamard_signs
 from numerics.arguments import require_kind
@@ -93,9 +94,10 @@ def _experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weig
 
 
 class _Experts(ExpertMLP):
-    """`ExpertMLP` whose backward computes the same when it is called inside autocast."""
+    """`ExpertMLP` whose backward computes the same when it is called inside autocast. Differentiable once."""
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         with torch.autocast(grads[0].device.type, enabled=False):
             return ExpertMLP.backward(ctx, *grads)

@@ -66,5 +66,9 @@ def step(model: nn.Module, n: int) -> Iterator[None]:
 def advance(model: nn.Module, args: Any) -> None:
     """Forward pre-hook of the model; holds nothing, so that a copy of the model counts for itself."""
     steps = model.__dict__.get("_fourbit_steps")
-    if steps is not None and not steps.pinned and model.training and torch.is_grad_enabled():
+    if steps is None or steps.pinned or not model.training or not torch.is_grad_enabled():
+        return
+    if steps.step < 0:
+        steps.step = 0  # calls before the first step drew its words, and stay counted
+    else:
         steps.go(steps.step + 1)

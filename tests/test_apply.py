@@ -163,6 +163,15 @@ def test_steps_go_up_with_calls_in_training_and_can_be_named() -> None:
     assert equal(gradients(model), walk(plain, recipe, 71))
 
 
+def test_gradients_in_evaluation_before_the_first_step_share_no_words_with_it() -> None:
+    model, plain = make().eval(), make()
+    reference.apply(model, "fourbit")
+    assert equal(gradients(model), walk(plain, preset("fourbit"), 0, 0))
+    model.train()
+    assert equal(gradients(model), walk(plain, preset("fourbit"), 0, 1))
+    assert equal(gradients(model), walk(plain, preset("fourbit"), 1, 0))
+
+
 def test_a_copy_counts_for_itself_and_is_removed_for_itself() -> None:
     model = make()
     reference.apply(model, "fourbit")

@@ -200,6 +200,17 @@ def test_experts_see_no_autocast_in_either_direction_and_rows_in_the_order_of_ex
     assert len(states) == 7 * DEPTH and not any(states)
 
 
+def test_a_second_derivative_through_experts_is_refused() -> None:
+    model = mixtral()
+    reference.apply(model, "fourbit")
+    experts = model.model.layers[0].mlp.experts
+    weights = torch.full((4, 2), 0.5, requires_grad=True)
+    out = experts(torch.randn(4, experts.hidden_dim), torch.tensor([[0, 1]] * 4), weights)
+    (d_weights,) = torch.autograd.grad(out.square().sum(), weights, create_graph=True)
+    with pytest.raises(RuntimeError, match="twice|once_differentiable"):
+        d_weights.sum().backward()
+
+
 def test_generation_and_a_saved_model_need_nothing_of_ours(tmp_path: Any) -> None:
     model = mixtral().eval()
     wanted = {name: t.clone() for name, t in model.state_dict().items()}
