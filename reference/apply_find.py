@@ -36,6 +36,7 @@ class Candidate:
         name: as in `named_modules`. number: among candidates. experts: whether it stacks experts, else a linear layer.
         place: (list, index, depth) of the outermost numbered list around it, or None.
         left: why it is left alone unless asked for, or "". unfit: why it cannot follow a recipe, or "".
+        names: every name that it is registered under, `name` first.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Candidate:
     left: str = ""
     unfit: str = ""
     tied: tuple[str, ...] = field(default=())
+    names: tuple[str, ...] = field(default=())
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,6 +65,10 @@ def candidates(model: nn.Module) -> list[Candidate]:
     modules = dict(model.named_modules())
     for name, module in modules.items():
         _require_unwrapped(name, module)
+    every = dict(model.named_modules(remove_duplicate=False))
+    names: dict[int, list[str]] = {}
+    for name, module in every.items():
+        names.setdefault(id(module), []).append(name)
     found: list[Candidate] = []
     owners = _owners(modules)
     heads = _heads(model)
@@ -75,7 +81,14 @@ def candidates(model: nn.Module) -> list[Candidate]:
         reason = parent_reason(parent)
         found.append(
             Candidate(
-                *(name, module, len(found), experts, place(name, modules)),
+                *(
+                    name,
+                    module,
+                    len(found),
+                    experts,
+                    next(filter(None, (place(n, every) for n in names[id(module)])), None),
+                ),
+                names=tuple(names[id(module)]),
                 left=reason or (unfit_experts(module) if experts else _left(name, module, parent, heads, others)),
                 unfit=reason or (unfit_experts(module) if experts else unfit_linear(module)),
                 tied=others,
@@ -241,7 +254,7 @@ def select(found: list[Candidate], where: Where) -> list[Candidate]:
 
 
 def _matched(found: list[Candidate], patterns: list[str]) -> Iterator[Candidate]:
-    names = [c.name for c in found]
+    names = [name for c in found for name in c.names]
     if not patterns:
         raise ValueError("where=[] selects nothing: pass patterns, or leave it out")
     for pattern in patterns:
@@ -250,7 +263,7 @@ def _matched(found: list[Candidate], patterns: list[str]) -> Iterator[Candidate]
             below = [name for name in names if fnmatchcase(name, f"{pattern}.*")]
             near = below or get_close_matches(pattern, names, 3, 0.3) or names
             raise ValueError(f"where={pattern!r} matches no linear layer or experts; near: {_some(near)}")
-    return (c for c in found if any(fnmatchcase(c.name, pattern) for pattern in patterns))
+    return (c for c in found if any(fnmatchcase(name, pattern) for name in c.names for pattern in patterns))
 
 
 def _some(names: list[str]) -> str:

@@ -74,6 +74,8 @@ def _starred(line: Line) -> str:
         return line.name
     around, index, _ = line.place
     prefix = f"{around}." if around else ""
+    if not line.name.startswith(f"{prefix}{index}"):
+        return line.name  # registered under another name first
     return f"{prefix}*{line.name[len(f'{prefix}{index}') :]}"
 
 

@@ -500,6 +500,15 @@ def test_a_list_given_to_apply_is_the_numbered_one() -> None:
     assert reference.apply(model.layers, "mxfp8", "named").lines[0].place is None
 
 
+def test_a_module_registered_twice_is_found_by_either_name() -> None:
+    model = nn.ModuleDict({"last": nn.Linear(D, D), "layers": nn.ModuleList(nn.Linear(D, D) for _ in range(5))})
+    model["layers"].append(model["last"])
+    report = reference.apply(model, "fourbit", "layers.*")
+    assert [line.name for line in report.lines] == ["last", *(f"layers.{i}" for i in range(5))]
+    assert report.lines[0].place == ("layers", 5, 6) and report.lines[0].x == "MXFP8"
+    assert "\nlast " in str(report)
+
+
 def test_remove_reaches_what_was_applied_below() -> None:
     model = make()
     wrapped = (nn.Sequential(model), torch.compile(model, backend="eager"))

@@ -207,7 +207,7 @@ def test_a_second_derivative_through_experts_is_refused() -> None:
     weights = torch.full((4, 2), 0.5, requires_grad=True)
     out = experts(torch.randn(4, experts.hidden_dim), torch.tensor([[0, 1]] * 4), weights)
     (d_weights,) = torch.autograd.grad(out.square().sum(), weights, create_graph=True)
-    with pytest.raises(RuntimeError, match="twice|once_differentiable"):
+    with pytest.raises(RuntimeError, match=r"twice|once_differentiable"):
         d_weights.sum().backward()
 
 
