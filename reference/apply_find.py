@@ -79,15 +79,10 @@ def candidates(model: nn.Module) -> list[Candidate]:
         parent = modules[name.rpartition(".")[0]] if name else None
         others = tuple(other for other in owners.get(id(getattr(module, "weight", None)), ()) if other != name)
         reason = parent_reason(parent)
+        places = (place(other, every) for other in names[id(module)])
         found.append(
             Candidate(
-                *(
-                    name,
-                    module,
-                    len(found),
-                    experts,
-                    next(filter(None, (place(n, every) for n in names[id(module)])), None),
-                ),
+                *(name, module, len(found), experts, next(filter(None, places), None)),
                 names=tuple(names[id(module)]),
                 left=reason or (unfit_experts(module) if experts else _left(name, module, parent, heads, others)),
                 unfit=reason or (unfit_experts(module) if experts else unfit_linear(module)),
