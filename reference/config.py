@@ -242,6 +242,14 @@ def _check_monitor(c: TrainConfig) -> None:
 def _check_idle(c: TrainConfig) -> None:
     """Raises ValueError for a field that was set, but means nothing without another one."""
     default = {f.name: f.default for f in dataclasses.fields(TrainConfig)}
+    for name, needs, there in (
+        ("full_every", "model.window", c.model.window is not None),
+        ("bias_speed", "model.router sigmoid", c.model.router == "sigmoid"),
+        ("dense_dim", "model.dense_layers", c.model.dense_layers != 0),
+    ):
+        value = getattr(c.model, name)
+        if not there and value != getattr(ModelConfig, name):
+            raise ValueError(f"model.{name} {value!r} does nothing alone; give {needs}, or leave it out")
     for names, needs, there in (
         (("switch_to", "switch_pass"), "switch_at, such as 0.82", c.switch_at is not None),
         (("muon_momentum",), "optimizer muon", c.optimizer == "muon"),
