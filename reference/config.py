@@ -15,6 +15,7 @@ from .moments import MOMENTS
 from .recipe import PASSES
 
 THRESHOLDS = ("raise_error", "raise_output", "raise_flush", "raise_saturation", "raise_loss")
+_LARGEST_DEPTH, _LARGEST_SIZE = 10_000, 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,10 @@ def check(config: TrainConfig) -> None:
     for name, value in dataclasses.asdict(c.model).items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"model.{name} {value} cannot be used; use a finite number")
+        # before anything is made for each of them
+        most = _LARGEST_DEPTH if name == "depth" else _LARGEST_SIZE
+        if isinstance(value, int) and value > most:
+            raise ValueError(f"model.{name} {value} cannot be used; use at most {most}")
     _check_monitor(c)
     _check_idle(c)
     if c.model.sequence < 1:
