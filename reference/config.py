@@ -15,6 +15,7 @@ from .moments import MOMENTS
 from .recipe import PASSES
 
 THRESHOLDS = ("raise_error", "raise_output", "raise_flush", "raise_saturation", "raise_loss")
+_LARGEST_DEPTH, _LARGEST_SIZE = 10_000, 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,10 @@ def check(config: TrainConfig) -> None:
     for name, value in dataclasses.asdict(c.model).items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"model.{name} {value} cannot be used; use a finite number")
+        # before anything is made for each of them
+        most = _LARGEST_DEPTH if name == "depth" else _LARGEST_SIZE
+        if isinstance(value, int) and value > most:
+            raise ValueError(f"model.{name} {value} cannot be used; use at most {most}")
     _check_monitor(c)
     _check_idle(c)
     if c.model.sequence < 1:
@@ -242,6 +247,14 @@ def _check_monitor(c: TrainConfig) -> None:
 def _check_idle(c: TrainConfig) -> None:
     """Raises ValueError for a field that was set, but means nothing without another one."""
     default = {f.name: f.default for f in dataclasses.fields(TrainConfig)}
+    for name, needs, there in (
+        ("full_every", "model.window", c.model.window is not None),
+        ("bias_speed", "model.router sigmoid", c.model.router == "sigmoid"),
+        ("dense_dim", "model.dense_layers", c.model.dense_layers != 0),
+    ):
+        value = getattr(c.model, name)
+        if not there and value != getattr(ModelConfig, name):
+            raise ValueError(f"model.{name} {value!r} does nothing alone; give {needs}, or leave it out")
     for names, needs, there in (
         (("switch_to", "switch_pass"), "switch_at, such as 0.82", c.switch_at is not None),
         (("muon_momentum",), "optimizer muon", c.optimizer == "muon"),

@@ -54,6 +54,20 @@ def digest(losses: dict[int, float]) -> str:
     return hashlib.sha256(json.dumps(sorted(losses.items())).encode()).hexdigest()
 
 
+def raised_layers(record: dict[str, Any]) -> set[int]:
+    """The layers that were raised in a step, of its record of a log. ValueError for a damaged one."""
+    try:
+        layers = {entry["layer"] for entry in record.get("raised", ())}
+    except (KeyError, TypeError):
+        layers = {None}
+    if not all(type(layer) is int for layer in layers):
+        raise ValueError(
+            f"log is damaged at line {record['step']}: raised is {record['raised']!r}; start again in another run "
+            "folder"
+        )
+    return layers
+
+
 class Guard:
     """Judges a run's steps; `raised` are the layers that have been raised so far."""
 
@@ -66,7 +80,7 @@ class Guard:
         """Take up what the log of the steps before says."""
         for record in records:
             self._losses.append(record["loss"])
-            self.raised |= {entry["layer"] for entry in record.get("raised", ())}
+            self.raised |= raised_layers(record)
 
     def deviation(self, step: int, loss: float) -> dict[str, float]:
         """The loss deviation of a step under its name; empty where there is nothing to compare with. Once a step."""

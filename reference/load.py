@@ -19,6 +19,7 @@ from numerics import ops as emulated
 from . import checkpoint
 from .alphabet import Alphabet, alphabet_of
 from .config import TrainConfig, check
+from .guard import raised_layers
 from .log import read_log
 from .model import ModelConfig, Transformer
 from .presets import preset
@@ -106,11 +107,26 @@ def _made(folder: Path, found: dict[str, Any]) -> TrainConfig:
     for f in dataclasses.fields(TrainConfig):
         if isinstance(found.get(f.name), str) and Path in typing.get_args(f.type):
             found[f.name] = Path(found[f.name])
+    for path, kind, values in (("", TrainConfig, found), ("model.", ModelConfig, found["model"])):
+        hints = typing.get_type_hints(kind)
+        for name, value in values.items():
+            if name not in ("model", "layer_presets") and not _is_a(value, hints[name]):
+                raise ValueError(
+                    f"run {str(folder)!r} has a damaged config.json: {path}{name} is {value!r}; restore it"
+                )
     try:
         found["layer_presets"] = {int(layer): name for layer, name in found.get("layer_presets", {}).items()}
     except (ValueError, AttributeError):
         raise ValueError(f"run {str(folder)!r} has a damaged config.json (layer_presets); restore it") from None
     return TrainConfig(**(found | {"out": folder, "model": ModelConfig(**found["model"])}))
+
+
+def _is_a(value: object, hint: Any) -> bool:
+    """Whether a value is of a field's type; the numbers of JSON may be whole where the field's need not."""
+    if typing.get_origin(hint) is typing.Literal:
+        return value in typing.get_args(hint)
+    kinds = typing.get_args(hint) or (hint,)
+    return type(value) in kinds or (float in kinds and type(value) is int)
 
 
 def _alphabet(folder: Path, config: TrainConfig) -> Alphabet:
@@ -131,7 +147,7 @@ def _raised(folder: Path, config: TrainConfig, step: int) -> set[int]:
     if not config.thresholds:
         return set()
     records = read_log(folder / "log.jsonl", "loss")[: step - 1]
-    return {entry["layer"] for record in records for entry in record.get("raised", ())}
+    return set().union(*map(raised_layers, records))
 
 
 def _others(folder: Path) -> str:

@@ -7,15 +7,26 @@ digest, and encodes only what follows. A file is written beside, flushed to the 
     text digest = sha256 over (number of bytes, NUL, bytes) of the documents
 """
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from .shards import Shard, sampled_digest
 from .text import Document
 from .tokenization import BATCH, Encoder
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An error of the disk says which file it was in, which a full one does not by itself."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 class PartWriter:
@@ -82,7 +93,8 @@ class PartWriter:
     def abandon(self) -> None:
         """Remove an unfinished file."""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # a full disk refuses once more what it has refused
+                self._file.close()
         self._temporary.unlink(missing_ok=True)
 
     def _encode(self) -> None:
@@ -90,7 +102,8 @@ class PartWriter:
             self._file = open(self._temporary, "wb")
         for tokens in self._encoder.encode(self._waiting):
             contents = tokens.tobytes()
-            self._file.write(contents)
+            with _named(self._temporary):
+                self._file.write(contents)
             self._digest.update(contents)
             self._tokens += len(tokens)
         self._waiting, self._held = [], 0
@@ -108,9 +121,10 @@ class PartWriter:
     def _keep(self) -> None:
         file = self._file
         assert file is not None
-        file.flush()
-        os.fsync(file.fileno())
-        file.close()
+        with _named(self._temporary):
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
         self._file, path = None, self._folder / f"{self._part}-{self._number:05d}.bin"
         os.replace(self._temporary, path)
         self.shards.append(

@@ -115,7 +115,7 @@ def read_shards(folder: Path) -> Corpus:
     tokenizer = _tokenizer(folder, index)
     for part in PARTS:
         for shard in index.shards[part]:
-            _require_file(folder / shard.file, shard, index)
+            require_file(folder / shard.file, shard, _DTYPES[index.dtype], index.vocab)
     paths = {part: [folder / shard.file for shard in index.shards[part]] for part in PARTS}
     parts = {part: Tokens(paths[part], _DTYPES[index.dtype], index.vocab) for part in PARTS}
     return Corpus(
@@ -227,20 +227,19 @@ def _tokenizer(folder: Path, index: Index) -> Tokenizer:
     return tokenizer
 
 
-def _require_file(path: Path, shard: Shard, index: Index) -> None:
+def require_file(path: Path, shard: Shard, dtype: np.dtype, vocab: int) -> None:
     """Raises ValueError unless the file has its size and its sampled digest, and sampled tokens of the vocabulary."""
-    dtype = _DTYPES[index.dtype]
     there, size = path.stat().st_size if path.is_file() else None, shard.tokens * dtype.itemsize
     if there is None:
         raise ValueError(f"data: file {str(path)!r} of {INDEX} is missing; {AGAIN}")
     if there != size:
         raise ValueError(
-            f"data: file {str(path)!r} has {there} bytes, not the {size} of {shard.tokens} tokens in {index.dtype}: it "
+            f"data: file {str(path)!r} has {there} bytes, not the {size} of {shard.tokens} tokens in {dtype.name}: it "
             f"is {'truncated' if there < size else 'longer'} or of another dtype; {AGAIN}"
         )
 
     def check(at: int, piece: bytes) -> None:
-        require_tokens(path, np.frombuffer(piece, dtype), at // dtype.itemsize, index.vocab)
+        require_tokens(path, np.frombuffer(piece, dtype), at // dtype.itemsize, vocab)
 
     if sampled_digest(path, check) != shard.sampled:
         raise _changed(path)

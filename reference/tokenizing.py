@@ -11,17 +11,18 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 from tqdm import tqdm
 
-from .checkpoint import is_leftover, make_folder, read_json, write_atomic, write_json
+from .checkpoint import is_leftover, make_folder, write_atomic, write_json
 from .shard_writer import PartWriter
-from .shards import INDEX, PARTS, TOKENIZER, UNFINISHED, Index, Shard, read_index, verify
+from .shards import INDEX, PARTS, TOKENIZER, UNFINISHED, Index, read_index, verify
 from .text import Advance, Document, Source, chooser, cut_of, find
+from .token_job import Job, other_job, resumed
 from .tokenization import LARGEST, SMALLEST, Encoder, Tokenizer, parse_tokenizer, read_tokenizer, train_bpe
 
 SidedDocument = tuple[bool, str, bytes]  # held out or not, name, text
@@ -53,21 +54,6 @@ class TokenizeConfig:
     """Progress bar; auto shows it on a terminal."""
 
 
-@dataclass
-class _State:
-    """What has been finished of a job: files of each part, and whether their tokens tell their bytes exactly."""
-
-    folder: Path
-    job: dict[str, Any]
-    shards: dict[str, list[Shard]] = field(default_factory=lambda: {part: [] for part in PARTS})
-    lossless: bool = True
-
-    def save(self) -> None:
-        """Note it in the folder."""
-        shards = {part: [dataclasses.asdict(shard) for shard in self.shards[part]] for part in PARTS}
-        write_json(self.folder / UNFINISHED, {"job": self.job, "lossless": self.lossless, "shards": shards})
-
-
 @dataclass(frozen=True)
 class _Plan:
     """What a first reading of the text found: how many documents, and which are held out; None: the one is split."""
@@ -96,17 +82,19 @@ def tokenize(config: TokenizeConfig) -> Index:
         ValueError: a bad argument, text, tokenizer or folder. OSError: the disk refuses; the same call goes on later.
     """
     given, job = _check(config)
-    source = find(config.data, config.text_field)
+    source = _without(find(config.data, config.text_field), config.out)
     make_folder(config.out)
     with _locked(config.out):
         if (config.out / INDEX).exists():
             return _finished(config.out, job)
-        state = _resumed(config.out, job)
+        state = resumed(config.out, job)
         with _bar(config, source, "reading") as advance:
             plan = _planned(source, advance)
         if given is None:
             with _bar(config, source, "training") as advance:
                 given = _trained(config, plan, advance)
+        state.require(given)
+        state.tokenizer = given.sha256
         write_atomic(config.out / TOKENIZER, given.contents)
         encoder = Encoder(given, str(config.out / TOKENIZER))
         with _bar(config, source, "tokenizing") as advance:
@@ -175,32 +163,18 @@ def _bar(config: TokenizeConfig, source: Source, label: str) -> Iterator[Advance
 def _finished(folder: Path, job: dict[str, Any]) -> Index:
     index = read_index(folder)
     if index.job != job:
-        raise _other(folder, index.job, job)
+        raise other_job(folder, index.job, job)
     _tidy(folder)
     return index
 
 
-def _resumed(folder: Path, job: dict[str, Any]) -> "_State":
-    """What an interrupted run of this job has finished; a new one is noted."""
-    path = folder / UNFINISHED
-    if not path.exists():
-        if not all(map(is_leftover, folder.iterdir())):
-            raise ValueError(f"out {str(folder)!r} holds files but no shards; name an empty or a new folder")
-        _State(folder, job).save()
-    found = read_json(path, "job", "shards", "lossless")
-    if found["job"] != job:
-        raise _other(folder, found["job"], job)
-    return _State(
-        folder, job, {part: [Shard(**entry) for entry in found["shards"][part]] for part in PARTS}, found["lossless"]
-    )
-
-
-def _other(folder: Path, there: dict[str, Any], job: dict[str, Any]) -> ValueError:
-    names = [name for name in {**there, **job} if there.get(name) != job.get(name)]
-    told = ", ".join(f"{name} ({there.get(name)!r} there, {job.get(name)!r} now)" for name in names)
-    return ValueError(
-        f"out {str(folder)!r} holds other shards: {told}; use their values to go on, or name another folder"
-    )
+def _without(source: Source, out: Path) -> Source:
+    """The source without what lies in `out`, which may be below the text. ValueError if nothing is left."""
+    inside = out.resolve()
+    files = tuple((name, path) for name, path in source.files if inside not in path.resolve().parents)
+    if not files:
+        raise ValueError(f"data {source.label!r} lies in out {str(out)!r} altogether; name another --out")
+    return dataclasses.replace(source, files=files)
 
 
 def _tidy(folder: Path) -> None:
@@ -246,7 +220,7 @@ def _trained(config: TokenizeConfig, plan: _Plan, advance: Advance) -> Tokenizer
     return parse_tokenizer(train_bpe(documents, config.vocab), str(path))
 
 
-def _write(config: TokenizeConfig, state: "_State", plan: _Plan, encoder: Encoder, advance: Advance) -> None:
+def _write(config: TokenizeConfig, state: Job, plan: _Plan, encoder: Encoder, advance: Advance) -> None:
     """Encode the documents into the files of both parts."""
     encoder.lossless = encoder.lossless and state.lossless
 

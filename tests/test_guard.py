@@ -19,7 +19,7 @@ from numerics import ops
 from reference import checkpoint
 from reference import train as trainer
 from reference.guard import Guard, reference_losses
-from reference.model import Transformer
+from reference.model import ModelConfig, Transformer
 from reference.presets import preset
 from reference.recipe import switched
 from reference.schedule import schedule
@@ -331,6 +331,11 @@ def test_the_late_switch_follows_the_share_that_was_written(
     [
         ({"switch_to": "mxfp8"}, "switch_to 'mxfp8' does nothing alone; give switch_at"),
         ({"switch_pass": "forward"}, "switch_pass 'forward' does nothing alone; give switch_at"),
+        ({"model": ModelConfig(full_every=3)}, "model.full_every 3 does nothing alone; give model.window"),
+        ({"model": ModelConfig(dense_dim=64)}, "model.dense_dim 64 does nothing alone; give model.dense_layers"),
+        ({"model": ModelConfig(bias_speed=0.01)}, r"model.bias_speed 0\.01 does nothing alone; give model.router sig"),
+        ({"model": ModelConfig(depth=6 * 10**30)}, "model.depth 60+ cannot be used; use at most 10000"),
+        ({"model": ModelConfig(vocab=10**30)}, "model.vocab 10+ cannot be used; use at most 2147483647"),
         ({"raise_to": "bf16"}, "raise_to 'bf16' does nothing alone; give a threshold"),
         ({"switch_at": 0.5, "switch_to": "fp4"}, "switch_to: preset='fp4' is unknown"),
         (

@@ -108,6 +108,12 @@ def edit(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def raise_in_log(folder: Path, raised: object) -> None:
+    path = folder / "log.jsonl"
+    first, rest = path.read_text().split("\n", 1)
+    path.write_text(json.dumps(json.loads(first) | {"raised": raised}) + "\n" + rest)
+
+
 DAMAGE = {
     "no folder": (shutil.rmtree, "does not exist; name the --out of `fourbit train`"),
     "no config": (lambda f: (f / "config.json").unlink(), "is no run folder: it has no config.json"),
@@ -128,6 +134,13 @@ DAMAGE = {
         "is missing or damaged; delete it to use the one before",
     ),
     "no checkpoint": (lambda f: [c.unlink() for c in f.glob("checkpoint-*")], "has no checkpoint yet; let it train"),
+    "a list for a preset": (lambda f: edit(f, preset=["bf16"]), r"damaged config.json: preset is \['bf16'\]"),
+    "half a seed": (lambda f: edit(f, seed=0.5), "damaged config.json: seed is 0.5"),
+    "a number for a path": (lambda f: edit(f, data=5), "damaged config.json: data is 5"),
+    "a word for a width": (lambda f: edit(f, model={"dim": "wide"}), "damaged config.json: model.dim is 'wide'"),
+    "an endless depth": (lambda f: edit(f, model={"depth": 6e30}), r"damaged config.json: model.depth is 6e\+30"),
+    "odd raised layers": (lambda f: raise_in_log(f, [5]), r"log is damaged at line 1: raised is \[5\]"),
+    "a raised word": (lambda f: raise_in_log(f, [{"layer": "x"}]), "log is damaged at line 1: raised is"),
     "no log": (lambda f: (f / "log.jsonl").unlink(), "log .* does not exist"),
 }
 

@@ -349,6 +349,66 @@ def test_a_text_that_changed_in_between_is_noticed(config: TokenizeConfig, tmp_p
     assert decoded(config.out, "train") == sides(tmp_path / "text.jsonl", TEXTS)["train"]
 
 
+def test_a_full_disk_is_told_with_the_file(config: TokenizeConfig) -> None:
+    """The system's error names none."""
+    config.out.mkdir()
+    unfinished = config.out / f".train.bin.{os.getpid()}.tmp"
+    unfinished.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as told:
+        tokenize(config)
+    assert told.value.filename == str(unfinished) and not unfinished.is_symlink()
+
+
+def test_what_was_finished_is_compared_before_a_run_goes_on(config: TokenizeConfig, bpe: bytes, tmp_path: Path) -> None:
+    """A lost file, another tokenizer and a damaged note are noticed; put back, the run goes on to the same files."""
+    whole = dataclasses.replace(config, out=tmp_path / "whole")
+    tokenize(whole)
+    stopped_after(config, 2)
+    file, own, note = (config.out / name for name in ("train-00000.bin", "tokenizer.json", ".unfinished.json"))
+    kept = file.read_bytes(), own.read_bytes(), note.read_bytes()
+    file.unlink()
+    with pytest.raises(ValueError, match=r"train-00000\.bin' of shards\.json is missing"):
+        tokenize(config)
+    file.write_bytes(bytes([kept[0][0] ^ 1]) + kept[0][1:])
+    with pytest.raises(ValueError, match=r"train-00000\.bin' has changed since it was written"):
+        tokenize(config)
+    file.write_bytes(kept[0])
+    own.write_bytes(bpe)
+    with pytest.raises(ValueError, match=r"tokenizer\.json' is not the one that made the shards beside it"):
+        tokenize(config)
+    own.write_bytes(kept[1])
+    told = json.loads(kept[2])
+    for damage in (
+        {"shards": {}},
+        {"shards": []},
+        {"shards": {"train": [5], "heldout": []}},
+        {"shards": {"train": [{"x": 1}], "heldout": []}},
+        {"shards": {"train": [told["shards"]["train"][0] | {"tokens": 0}], "heldout": []}},
+        {"job": 5},
+        {"lossless": "no"},
+    ):
+        note.write_text(json.dumps(told | damage))
+        with pytest.raises(ValueError, match=r"unfinished\.json' is damaged; restore it, or name another --out"):
+            tokenize(config)
+    note.write_bytes(kept[2])
+    tokenize(config)
+    assert contents(config.out) == contents(whole.out)
+
+
+def test_shards_below_their_text_are_no_part_of_it(config: TokenizeConfig, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "text.jsonl").write_bytes((tmp_path / "text.jsonl").read_bytes())
+    apart = dataclasses.replace(config, data=str(folder))
+    below = dataclasses.replace(apart, out=folder / "shards")
+    tokenize(apart)
+    stopped_after(below, 2)
+    tokenize(below)
+    assert contents(below.out) == contents(apart.out)
+    with pytest.raises(ValueError, match=r"lies in out .* altogether; name another --out"):
+        tokenize(dataclasses.replace(apart, out=folder))
+
+
 def test_a_full_disk_leaves_what_was_finished(config: TokenizeConfig, tmp_path: Path, monkeypatch: Any) -> None:
     def full(part: shard_writer.PartWriter) -> None:
         if part.shards:
