@@ -126,7 +126,8 @@ def _is_a(value: object, hint: Any) -> bool:
     if typing.get_origin(hint) is typing.Literal:
         return value in typing.get_args(hint)
     kinds = typing.get_args(hint) or (hint,)
-    return type(value) in kinds or (float in kinds and type(value) is int)
+    is_path = isinstance(value, Path) and Path in kinds  # of a class of its own
+    return type(value) in kinds or is_path or (float in kinds and type(value) is int)
 
 
 def _alphabet(folder: Path, config: TrainConfig) -> Alphabet:
