@@ -158,9 +158,23 @@ def check(config: TrainConfig) -> None:
     Raises:
         ValueError: names the field, its value and what would do.
     """
-    c, finite = config, math.inf
+    for name, good, remedy in _rules(config):
+        if not good:
+            value = getattr(config, name)
+            raise ValueError(f"{name} {str(value) if isinstance(value, Path) else value!r} cannot be used; {remedy}")
+    _check_numbers(config.model)
+    _check_monitor(config)
+    _check_idle(config)
+    if config.model.sequence < 1:
+        raise ValueError(f"model.sequence {config.model.sequence} cannot be used; use 1 or more")
+    if config.model.vocab < 256:
+        raise ValueError(f"model.vocab {config.model.vocab} cannot hold every byte; use 256 or more")
+
+
+def _rules(c: TrainConfig) -> list[tuple[str, bool, str]]:
+    """Field, whether its value is good, and what would do; the first that is not good is told."""
     summing = [name for name in ACCUMULATORS if name != "library" or not c.deterministic]
-    rules = [
+    return [
         ("order", c.order in ("random", "epoch"), "use 'random' or 'epoch'"),
         ("steps", c.steps >= 1, "use 1 or more"),
         ("grain", c.grain >= 1, "use 1 or more"),
@@ -176,6 +190,31 @@ def check(config: TrainConfig) -> None:
             c.products in (None, *summing),
             f"use one of {', '.join(summing)}" + "; library depends on what passes together" * c.deterministic,
         ),
+        *_learning_rules(c),
+        ("eval_every", c.eval_every >= 1, "use 1 or more"),
+        (
+            "eval_sequences",
+            c.eval_sequences >= 1 and c.eval_sequences % max(1, c.grain) == 0,
+            f"use a multiple of grain {c.grain}",
+        ),
+        ("recompute", c.recompute in ("none", "layers"), "use 'none' or 'layers'"),
+        ("checkpoint_every", c.checkpoint_every >= 1, "use 1 or more"),
+        ("switch_at", c.switch_at is None or 0 < c.switch_at < 1, "use a share of the steps between 0 and 1"),
+        ("switch_pass", c.switch_pass in PASSES, f"use one of {', '.join(PASSES)}"),
+        ("monitor_every", c.monitor_every >= 0, "use 1 or more, or 0 for no monitor"),
+        *((name, 0 < value < math.inf, "use a positive number") for name, value in c.thresholds.items()),
+        ("seed", 0 <= c.seed < 2**32, "use 0 to 4294967295"),
+        ("threads", 1 <= c.threads <= 1024, "use 1 to 1024"),
+        ("device", c.device in ("cpu", "cuda"), "use 'cpu' or 'cuda'"),
+        ("device", c.device != "cuda" or torch.cuda.is_available(), "this torch sees no CUDA device; use 'cpu'"),
+        ("activations", can_be_file(c.activations), "name a file in a folder that exists"),
+        ("progress", c.progress in ("auto", "show", "hide"), "use 'auto', 'show' or 'hide'"),
+    ]
+
+
+def _learning_rules(c: TrainConfig) -> list[tuple[str, bool, str]]:
+    """Those of the optimizer and its learning rate."""
+    return [
         ("lr", 0 < c.lr < 1e37, "use a positive number that float32 holds"),
         ("warmup", 0 <= c.warmup <= c.steps, f"use 0 to {c.steps}, the number of steps"),
         ("optimizer", c.optimizer in ("adamw", "muon"), "use 'adamw' or 'muon'"),
@@ -190,46 +229,22 @@ def check(config: TrainConfig) -> None:
             f"of {c.steps} steps {c.warmup} are warm-up; use a smaller share, or less warmup",
         ),
         ("min_lr_ratio", 0 <= c.min_lr_ratio <= 1, "use 0 to 1"),
-        ("weight_decay", 0 <= c.weight_decay < finite, "use 0 or more"),
+        ("weight_decay", 0 <= c.weight_decay < math.inf, "use 0 or more"),
         ("beta1", 0 <= c.beta1 < 1, "use 0 or more, below 1"),
         ("beta2", 0 <= c.beta2 < 1, "use 0 or more, below 1"),
-        ("clip", 0 < c.clip < finite, "use a positive number"),
-        ("eval_every", c.eval_every >= 1, "use 1 or more"),
-        (
-            "eval_sequences",
-            c.eval_sequences >= 1 and c.eval_sequences % max(1, c.grain) == 0,
-            f"use a multiple of grain {c.grain}",
-        ),
-        ("recompute", c.recompute in ("none", "layers"), "use 'none' or 'layers'"),
-        ("checkpoint_every", c.checkpoint_every >= 1, "use 1 or more"),
-        ("switch_at", c.switch_at is None or 0 < c.switch_at < 1, "use a share of the steps between 0 and 1"),
-        ("switch_pass", c.switch_pass in PASSES, f"use one of {', '.join(PASSES)}"),
-        ("monitor_every", c.monitor_every >= 0, "use 1 or more, or 0 for no monitor"),
-        *((name, 0 < value < finite, "use a positive number") for name, value in c.thresholds.items()),
-        ("seed", 0 <= c.seed < 2**32, "use 0 to 4294967295"),
-        ("threads", 1 <= c.threads <= 1024, "use 1 to 1024"),
-        ("device", c.device in ("cpu", "cuda"), "use 'cpu' or 'cuda'"),
-        ("device", c.device != "cuda" or torch.cuda.is_available(), "this torch sees no CUDA device; use 'cpu'"),
-        ("activations", can_be_file(c.activations), "name a file in a folder that exists"),
-        ("progress", c.progress in ("auto", "show", "hide"), "use 'auto', 'show' or 'hide'"),
+        ("clip", 0 < c.clip < math.inf, "use a positive number"),
     ]
-    for name, good, remedy in rules:
-        if not good:
-            value = getattr(config, name)
-            raise ValueError(f"{name} {str(value) if isinstance(value, Path) else value!r} cannot be used; {remedy}")
-    for name, value in dataclasses.asdict(c.model).items():
+
+
+def _check_numbers(model: ModelConfig) -> None:
+    """Raises ValueError for numbers of the model's sizes that are not finite, or too large to begin with."""
+    for name, value in dataclasses.asdict(model).items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"model.{name} {value} cannot be used; use a finite number")
         # before anything is made for each of them
         most = _LARGEST_DEPTH if name == "depth" else _LARGEST_SIZE
         if isinstance(value, int) and value > most:
             raise ValueError(f"model.{name} {value} cannot be used; use at most {most}")
-    _check_monitor(c)
-    _check_idle(c)
-    if c.model.sequence < 1:
-        raise ValueError(f"model.sequence {c.model.sequence} cannot be used; use 1 or more")
-    if c.model.vocab < 256:
-        raise ValueError(f"model.vocab {c.model.vocab} cannot hold every byte; use 256 or more")
 
 
 def _check_monitor(c: TrainConfig) -> None:

@@ -17,8 +17,8 @@ from torch.nn import functional
 
 import fourbit
 import numerics as nm
-from hw import choose, device, seam, validate
-from hw.device import INTERPRET
+from hw import choose, seam, validate
+from hw.device import INTERPRET, library_absent
 from numerics import ops as emulated
 from numerics.hadamard import SIZES
 from numerics.ops import Cast, Wire
@@ -201,7 +201,7 @@ def test_no_other_gpu_will_do(
     has = f"cuda:0 has {capability[0]}.{capability[1]}; use such a GPU; or use --ops emulated"
     with pytest.raises(ValueError, match=f"10.0 or 10.3 .*, and {has}"):
         choose.operations("blackwell-library", "cuda")
-    assert device.library_absent(GPU) is not None
+    assert library_absent(GPU) is not None
 
 
 def test_the_command_line_refuses_it_here(capsys: pytest.CaptureFixture[str]) -> None:
