@@ -25,8 +25,9 @@ from .model import ModelConfig, Transformer
 from .presets import preset
 from .schedule import schedule
 
+TUNED = "tuned"  # what config.json of a run has besides that went on from another one: see `tune`
 # what config.json has besides the fields of a configuration, or in another form: none of it decides what a model is
-_NOT_FIELDS = ("ops", "monitor_reference")
+_NOT_FIELDS = ("ops", "monitor_reference", TUNED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +133,7 @@ def _is_a(value: object, hint: Any) -> bool:
 
 def _alphabet(folder: Path, config: TrainConfig) -> Alphabet:
     """The run's tokens, which must still be those of its corpus."""
-    found, path = alphabet_of(config), folder / "meta.json"
+    found, path = alphabet_of(config, TUNED in checkpoint.read_json(folder / "config.json")), folder / "meta.json"
     corpus = checkpoint.read_json(path).get("corpus") if path.is_file() else None
     vocab = corpus.get("vocab", 256) if isinstance(corpus, dict) else found.size
     if vocab != found.size:

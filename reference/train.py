@@ -141,7 +141,7 @@ def train(
     corpus = corpus_of(config)
     with pinned(config.threads):
         model = _build(config, recipe, layers, ops)
-        identity = _identity(config, ops, reference)
+        identity = identity_of(config, ops, reference)
         with open_run(config.out, identity) as log:
             guard = Guard(config, layers, reference)
             run = Run(config, identity, corpus, model, make_optimizer(model, config), log, layers, guard)
@@ -166,7 +166,7 @@ def corpus_of(config: TrainConfig) -> Corpus:
 
 def require_resumable(config: TrainConfig, ops: ModuleType) -> None:
     """Raises ValueError if `train` would not take up the folder of `config`, which has no `monitor_reference`."""
-    require_run_folder(config.out, _identity(config, ops, None))
+    require_run_folder(config.out, identity_of(config, ops, None))
 
 
 def _steps(run: Run, start: int, on_progress: Callable[[dict[str, Any]], None] | None) -> None:
@@ -224,7 +224,7 @@ def _result(folder: Path, start: int, saved: int | None = None) -> Result:
         raise ValueError(f"log {log!r} is damaged: a line lacks {error}; start again in another run folder") from None
 
 
-def _identity(config: TrainConfig, ops: ModuleType, reference: dict[int, float] | None) -> dict[str, Any]:
+def identity_of(config: TrainConfig, ops: ModuleType, reference: dict[int, float] | None) -> dict[str, Any]:
     """Return what decides the run's bits, as JSON: the fields of the configuration and the name of the operations.
 
     The monitor decides bits only where it raises layers, so a run without thresholds may be resumed with another

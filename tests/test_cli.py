@@ -20,6 +20,7 @@ ROOT = Path(fourbit.__file__).resolve().parent
 MODULES = {
     "demo": "studies.demo",
     "train": "reference.train",
+    "sft": "reference.sft",
     "eval": "reference.evaluate",
     "generate": "reference.generate",
     "tokenize": "reference.tokenizing",
