@@ -89,3 +89,19 @@ class Attention(nn.Module):
             mask = _visible(x_BSD.shape[1], self.window, x_BSD.device)
             y_BHSC = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.out(y_BHSC.transpose(1, 2).flatten(-2).to(torch.bfloat16))
+
+    def heads_at(self, split_TNC: Tensor, positions_T: Tensor, sequence: int) -> tuple[Tensor, Tensor, Tensor]:
+        """q (T, H, C), k and v (T, G, C) of tokens at any positions below `sequence`; split_TNC: of `qkv`."""
+        turns: tuple[Tensor | None, Tensor | None] = (None, None)
+        if self.rotary:
+            cos_SC, sin_SC = _angles(sequence, split_TNC.shape[-1] // 2, split_TNC.device)
+            turns = cos_SC[positions_T], sin_SC[positions_T]
+        q, k, v = _heads(split_TNC[None], *turns, self.heads, self.kv_heads)
+        return q[0], k[0], v[0]
+
+    def mix(self, q_BHLC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, visible_BLS: Tensor) -> Tensor:
+        """(B, H, L, C): the values of what each query sees, weighted."""
+        if self.kv_heads != self.heads:
+            k_BGSC, v_BGSC = (t.repeat_interleave(self.heads // self.kv_heads, dim=1) for t in (k_BGSC, v_BGSC))
+        mask = visible_BLS[:, None]
+        return F.scaled_dot_product_attention(q_BHLC, k_BGSC, v_BGSC, attn_mask=mask)

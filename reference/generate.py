@@ -1,12 +1,10 @@
 """`fourbit generate RUN`: text from a trained model, greedy or sampled, as it comes.
 
-The next token is drawn from softmax(logits / temperature), cut to the fewest tokens that hold `top_p` of it (nucleus
-sampling, arXiv 1904.09751); at temperature 0 it is the likeliest one. Token n of a seed is drawn with word (seed, n) of
-numpy's Philox, so a text is a function of the run, its device and the arguments. A model sees the last `sequence`
-tokens, as many as in training. `Decoder` is what text is drawn from: `Recomputing` computes every token's logits from
-all that it sees, without a cache.
+The next token is chosen as `sampling` says, so a text is a function of the run, its device and the arguments. A model
+sees the last `sequence` tokens, as many as in training. `Decoder` is what text is drawn from: `Recomputing` computes
+every token's logits from all that it sees, without a cache.
 
-Shapes: V vocabulary. Probabilities are float64 on the CPU.
+Shapes: V vocabulary.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal, Protocol
 
-import numpy as np
 import torch
 import tyro
 from torch import Tensor
@@ -29,6 +26,7 @@ from torch import Tensor
 from .expert import Draw
 from .load import Loaded, load_run
 from .pinned import pinned
+from .sampling import Sampling as Sampling
 
 PROGRAM = "fourbit generate"
 
@@ -55,39 +53,6 @@ class GenerateConfig:
     """What computes the experts: the emulation, or Triton kernels, on a GPU."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to compute."""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen. Raises ValueError for a number out of range."""
-
-    temperature: float = 0.8
-    top_p: float = 0.95
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, good, remedy in (
-            ("temperature", 0 <= self.temperature <= 1e6, "use 0, which takes the likeliest token, or more"),
-            ("top_p", 0 < self.top_p <= 1, "use a share above 0, at most 1"),
-            ("seed", 0 <= self.seed < 2**64, "use 0 to 2^64 - 1"),
-        ):
-            if not good:
-                raise ValueError(f"{name} {getattr(self, name)} cannot be used; {remedy}")
-
-    def choose(self, logits_V: Tensor, place: int) -> int:
-        """The token at `place` of the text that is added, from 0. logits_V: (V,), finite, any device."""
-        logits_V = logits_V.double().cpu()
-        likeliest = int(logits_V.argmax())
-        if self.temperature == 0:
-            return likeliest
-        # the largest is 0 before it is divided, so that a small temperature makes no infinity
-        scaled = (logits_V - logits_V[likeliest]) / torch.full((), self.temperature, dtype=torch.float64)
-        ranked = scaled.softmax(0).sort(descending=True, stable=True)
-        upto = ranked.values.cumsum(0)
-        count = int((upto < self.top_p * upto[-1]).sum()) + 1
-        word = np.random.Philox(key=np.array([self.seed, place], dtype=np.uint64)).random_raw()
-        below = (word >> 11) * 2.0**-53 * float(upto[count - 1])  # uniform below what is kept
-        return int(ranked.indices[min(int((upto <= below).sum()), count - 1)])
 
 
 class Decoder(Protocol):
