@@ -38,6 +38,13 @@ def _sft(argv: list[str]) -> int:
     return sft.main(argv, operations)
 
 
+def _rl(argv: list[str]) -> int:
+    from hw.choose import operations
+    from reference import rl
+
+    return rl.main(argv, operations)
+
+
 def _eval(argv: list[str]) -> int:
     from hw.choose import operations
     from reference import evaluate
@@ -180,6 +187,7 @@ COMMANDS: dict[str, Command] = {
     "demo": Command("train one small model under four recipes and write a report", _demo),
     "train": Command("train a model under a recipe", _train),
     "sft": Command("fine-tune a model on prompts and completions, or chats", _sft),
+    "rl": Command("improve a model by rewards that can be checked: GRPO", _rl),
     "eval": Command("evaluate a trained model: held-out loss, bits per byte, small tasks with known answers", _eval),
     "generate": Command("continue a text by a trained model", _generate),
     "tokenize": Command("train a tokenizer and write tokenized shards to train on", _tokenize),

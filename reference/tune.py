@@ -191,15 +191,15 @@ class Tuning:
             record_environment(config.out, config.device, about, done, command)
         return done
 
-    def update(self, step: int) -> dict[str, float]:
-        """Take an optimizer step with the gradients that are there."""
+    def update(self, step: int, number: int | None = None) -> dict[str, float]:
+        """Take an optimizer step with the gradients that are there. number: of the optimizer step, if not `step`."""
         config, model = self.start.config, self.start.model
         norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip).item()
         require_finite(config.out, step, "gradient norm", norm)
         lr = learning_rate(config, step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        self.oscillation.around(step, self.optimizer.step)
+        self.oscillation.around(step if number is None else number, self.optimizer.step)
         rebalance(model)
         self.optimizer.zero_grad(set_to_none=True)
         return {"lr": lr, "grad_norm": norm}
@@ -222,6 +222,7 @@ def tune(
     make: Callable[[Tuning], Stage],
     command: str | None = None,
     on_progress: Callable[[dict[str, Any]], None] | None = None,
+    updates: int = 1,
 ) -> Tuned:
     """Run a stage to its end, or resume it.
 
@@ -232,6 +233,7 @@ def tune(
         make: makes the stage.
         command: what runs it, for meta.json.
         on_progress: called after each step with its log record.
+        updates: optimizer steps of a step.
 
     Raises:
         ValueError: the run folder holds something else. TrainingStopped: a NaN. OSError: the disk refuses.
@@ -240,7 +242,7 @@ def tune(
     identity = identity_of(config, model.ops, None) | {TUNED: tuned | start.about | {"data": data["digest"]}}
     data = data | {"vocab": start.codec.alphabet.size}
     with pinned(config.threads), open_run(config.out, identity) as log:
-        oscillation = Oscillation(model, config.steps)
+        oscillation = Oscillation(model, config.steps * updates)
         tuning = Tuning(start, identity, data, log, make_optimizer(model, config), oscillation)
         done = tuning.resume(command)
         if done < config.steps:

@@ -21,6 +21,7 @@ MODULES = {
     "demo": "studies.demo",
     "train": "reference.train",
     "sft": "reference.sft",
+    "rl": "reference.rl",
     "eval": "reference.evaluate",
     "generate": "reference.generate",
     "tokenize": "reference.tokenizing",
@@ -100,8 +101,8 @@ def test_an_unknown_command_is_one_sentence_with_the_known_ones(
     assert fourbit.main(argv) == 2
     out, err = capsys.readouterr()
     known = (
-        "the known ones are demo, train, eval, generate, tokenize, monitor, recipes, study, order, validate, probe, "
-        "census, check, vectors, bench, formats, show, explorer"
+        "the known ones are demo, train, sft, rl, eval, generate, tokenize, monitor, recipes, study, order, validate, "
+        "probe, census, check, vectors, bench, formats, show, explorer"
     )
     assert (out, err) == ("", f"fourbit: error: unknown command {argv[0]!r}; {known}\n")
 
