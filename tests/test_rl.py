@@ -184,9 +184,9 @@ def test_the_deviation_estimates_kl() -> None:
 
 @pytest.mark.parametrize("weight", [0.0, 0.5])
 def test_gradients_are_those_of_the_formula(weight: float, init: Path, tmp_path: Path) -> None:
-    """Completions alone, one after the other, in BF16 under autograd. Packed ones sum in another order, and gradients are
-    rounded to BF16 on the way, 2^-8 of a term: after two dozen roundings in the longest path that is 2^-8 sqrt(24), 2 %
-    of the gradient, and 1 - cosine the half of its square. A clip or a sign that is wrong turns it by far more."""
+    """Completions alone, one after the other, in BF16 under autograd. Packed ones sum in another order, and gradients
+    are rounded to BF16 on the way, 2^-8 of a term: after two dozen roundings in the longest path that is 2^-8 sqrt(24),
+    2 % of the gradient, and 1 - cosine the half of its square. A clip or a sign that is wrong turns it by far more."""
     c = config(tmp_path / "run", init, preset="bf16", kl_weight=weight, clip_ratio=0.01, prompts=2, group=6)
     start = begin(c, ops, 2)
     with torch.no_grad():
