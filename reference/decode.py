@@ -109,7 +109,7 @@ class _FrozenLayer:
         self.attention = _FrozenAttention(layer.attention, sequence)
         self.setting = setting
         moe: MoE | DenseMLP = layer.moe
-        self.top_k = 0
+        self.top_k, self.parity = 0, layer.attention.parity
         self.dense = FrozenMLP.of(moe.w_in, moe.w_out) if isinstance(moe, DenseMLP) else None
         self.experts = self.shared_experts = self.shared = None
         self.convolution: ShortConvolution | None = None
@@ -128,7 +128,7 @@ class _FrozenLayer:
         if self.dense is not None:
             return self.dense(x_TD), None
         assert self.experts is not None
-        choice = choose(x_TD, self.router, self.top_k, self.balancer)
+        choice = choose(x_TD, self.router, self.top_k, self.balancer, self.parity)
         out_TD = self.experts.forward(x_TD, choice.weights, route(choice.experts, len(self.router)), self.setting)
         if self.shared is not None:
             out_TD = out_TD + self.shared(x_TD)

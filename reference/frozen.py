@@ -20,6 +20,7 @@ from numerics import BlockTensor
 from numerics.ops import Cast
 
 from .dense import Linear, glu
+from .exact import dot
 from .expert import Routing, Setting
 from .plain_experts import PlainExperts, applies
 
@@ -92,10 +93,13 @@ class FrozenLinear:
 
     def __init__(self, linear: Linear) -> None:
         w = linear.weight.detach().to(torch.bfloat16)
-        self._w = w if w.is_cuda else w.to(torch.float32)
+        self._exactly = linear.parity
+        self._w = w if w.is_cuda or self._exactly else w.to(torch.float32)
 
     def __call__(self, x_TK: Tensor) -> Tensor:
         """(T, K) BF16 -> (T, N) BF16."""
+        if self._exactly:
+            return dot(x_TK, self._w).to(torch.bfloat16)
         if x_TK.is_cuda:
             return x_TK @ self._w.T
         return (x_TK.to(torch.float32) @ self._w.T).to(torch.bfloat16)  # [T, K] @ [K, N] -> [T, N]

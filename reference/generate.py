@@ -23,8 +23,10 @@ import torch
 import tyro
 from torch import Tensor
 
+from .decode import Frozen
 from .expert import Draw
 from .load import Loaded, load_run
+from .parity import mixing
 from .pinned import pinned
 from .sampling import Sampling as Sampling
 
@@ -47,6 +49,8 @@ class GenerateConfig:
     """Share of the probability that is drawn from, the likeliest tokens first; 1 for all."""
     seed: int = 0
     """Decides what is drawn."""
+    parity: bool = False
+    """Compute in the forms of `fourbit train --parity`, also a run that was trained without."""
     step: int | None = None
     """Checkpoint to use; the newest if left out."""
     ops: Literal["emulated", "triton"] = "emulated"
@@ -77,6 +81,29 @@ class Recomputing:
         ids_BS = torch.tensor([self._seen], device=config.device)
         # step -1: of no step of training, as in evaluations
         return self._run.model.logits(ids_BS, Draw(config.seed, -1, 0))[0][0, -1, : self._run.alphabet.size]
+
+
+class Caching:
+    """A decoder that computes a token once, from weights quantized once. When a text outgrows what the model sees, all
+    positions move, and each token is computed anew from then on."""
+
+    def __init__(self, run: Loaded) -> None:
+        self._frozen, self._size = Frozen(run.model), run.alphabet.size
+        self._sequence = run.config.model.sequence
+        self._seen: list[int] = []
+        self._cache = self._frozen.cache(1, self._sequence)
+
+    def feed(self, tokens: list[int]) -> Tensor:
+        self._seen = self._seen + tokens
+        if len(self._seen) > self._sequence:
+            self._seen = tokens = self._seen[-self._sequence :]
+            self._cache = self._frozen.cache(1, self._sequence)
+        return self._frozen.feed(self._cache, [tokens])[0][0, : self._size]
+
+
+def decoder_of(run: Loaded) -> Decoder:
+    """A cache where it can be: a recipe with scales of all tokens together needs them all."""
+    return Recomputing(run) if any(map(mixing, run.model.recipes)) else Caching(run)
 
 
 def continuation(decoder: Decoder, prompt: list[int], count: int, sampling: Sampling) -> Iterator[int]:
@@ -123,9 +150,11 @@ def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
     config = tyro.cli(GenerateConfig, args=argv, prog=PROGRAM)
     sampling = Sampling(config.temperature, config.top_p, config.seed)
     run = load_run(config.run, operations(config.ops, config.device), config.device, config.step)
+    if config.parity:
+        run.model.keep_parity()
     prompt = run.alphabet.encode(os.fsencode(config.prompt))
     with pinned(run.config.threads):
-        added = continuation(Recomputing(run), prompt, config.tokens, sampling)
+        added = continuation(decoder_of(run), prompt, config.tokens, sampling)
         until = takewhile(lambda token: token != run.alphabet.end, added)
         for text in readable(map(run.alphabet.piece, chain(prompt, until))):
             _write(text)

@@ -9,8 +9,9 @@ A step asks `prompts` problems, draws `group` completions of each from the model
 
 after GRPO (Shao et al., arXiv 2402.03300, section 4.1), with one mean over all tokens of a step (DAPO, arXiv
 2503.14476, section 3.3), not of each completion. Old probabilities are the sampler's own, so whatever sampler and
-trainer differ in, numerics included, is in r, and the log says how much that is. Problems whose completions all have
-one reward teach nothing, and go through the model without a backward unless the start pulls.
+trainer differ in, numerics included, is in r, and the log says how much that is: nothing at all under `parity`.
+Problems whose completions all have one reward teach nothing, and go through the model without a backward unless the
+start pulls.
 
 Sampler and trainer have one set of weights and one recipe: the sampler's experts are the packed codes that the forward
 of the next step multiplies.
@@ -263,7 +264,8 @@ class Rl:
         tokens, targets, segments, old_BS, advantages_BS = part
         learned = targets != IGNORED
         logits_BSV, balance = self.tuning.start.model.logits(tokens, draw, 1, segments)
-        logs_NV = log_probabilities(logits_BSV[learned])
+        exactly = self.tuning.start.config.parity
+        logs_NV = log_probabilities(logits_BSV[learned], exactly)
         at, old, advantages = targets[learned][:, None], old_BS[learned], advantages_BS[learned]
         new = logs_NV.gather(1, at)[:, 0]
         apart = new.detach() - old
@@ -280,7 +282,7 @@ class Rl:
         if compared:
             with torch.no_grad():
                 start_BSV, _ = self.reference.logits(tokens, draw, 1, segments)
-                start = log_probabilities(start_BSV[learned]).gather(1, at)[:, 0]
+                start = log_probabilities(start_BSV[learned], exactly).gather(1, at)[:, 0]
             pull = deviation(start - new).sum()
             loss, sums["kl"] = loss + self.config.kl_weight * pull, pull.item()
         sums["loss"] = loss.item()

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .decode import Cache, Frozen
 from .model import Transformer
+from .parity import log_softmax
 from .sampling import Sampling as Sampling
 
 
@@ -135,7 +136,7 @@ class Sampler:
                 for g, logits_V in zip(alive, logits_BV.double().cpu(), strict=True)
             ]
             at = torch.tensor(drawn, device=logits_BV.device)[:, None]
-            logs = log_probabilities(logits_BV).gather(1, at)[:, 0].tolist()
+            logs = log_probabilities(logits_BV, self.model.parity).gather(1, at)[:, 0].tolist()
             for g, token, log in zip(alive, drawn, logs, strict=True):
                 g.tokens.append(token)
                 g.logprobs.append(log)
@@ -195,6 +196,6 @@ class Sampler:
             raise ValueError(f"numbers {list(numbers)} cannot be used; give each prompt one of 0 to 2^32 - 1")
 
 
-def log_probabilities(logits: Tensor) -> Tensor:
-    """log softmax over the last axis, FP32."""
-    return logits.to(torch.float32).log_softmax(-1)
+def log_probabilities(logits: Tensor, exactly: bool) -> Tensor:
+    """log softmax over the last axis, FP32, with gradients; exactly: in the form of `parity`."""
+    return log_softmax(logits) if exactly else logits.to(torch.float32).log_softmax(-1)

@@ -31,10 +31,10 @@ class Segments:
         self._visible: dict[int | None, Tensor] = {}
 
     def visible(self, window: int | None) -> Tensor:
-        """bool (B, 1, S, S): whether position t (rows) attends to s. Made once for all layers of a window."""
+        """bool (B, S, S): whether position t (rows) attends to s. Made once for all layers of a window."""
         if window not in self._visible:
             t = torch.arange(self._start_BS.shape[1], device=self._start_BS.device)
             distance = t[:, None] - t[None, :]
             near = (distance >= 0) if window is None else (distance >= 0) & (distance < window)
-            self._visible[window] = (near & (self._start_BS[:, :, None] <= t))[:, None]
+            self._visible[window] = near & (self._start_BS[:, :, None] <= t)
         return self._visible[window]

@@ -60,7 +60,7 @@ _NOT_IDENTITY = (
 # fields that runs of earlier versions had at their defaults, without noting them
 _LATER = (
     *("optimizer", "moments", "muon_momentum", "schedule", "decay_share", "decay_shape"),
-    *("tokenizer", "end_token", "text_field", "order"),
+    *("tokenizer", "end_token", "text_field", "order", "parity"),
 )
 
 
@@ -196,6 +196,8 @@ def _build(config: TrainConfig, recipe: Recipe, layers: Schedule, ops: ModuleTyp
         model.recompute_layers = config.recompute == "layers"
         if config.layer_presets:
             model.follow(layers.start)
+        if config.parity:
+            model.keep_parity()
         return model.to(config.device)
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, MemoryError) or "memory" in str(error):

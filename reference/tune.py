@@ -53,6 +53,9 @@ class TuneConfig:
     """Sequences that pass through the model together."""
     deterministic: bool = False
     """Exact sums in the experts' products; slower."""
+    parity: bool = False
+    """Forms of every operation whose bits depend on a token's own sequence alone: what a sampler computes is then what
+    the trainer computes, bit for bit; several times slower."""
     ops: Literal["emulated", "triton"] = "emulated"
     """What computes the experts: the emulation; or Triton kernels with the same bits, on a GPU."""
     lr: float = 1e-3
@@ -148,6 +151,8 @@ def begin(config: TuneConfig, ops: ModuleType, batch: int) -> Start:
     check(run)
     model = Transformer(run.model, preset(run.preset), ops, run.seed, run.accumulator)
     model.follow(schedule(run).start)
+    if run.parity:
+        model.keep_parity()
     about: dict[str, Any] = {"init": None}
     if loaded is not None:
         weights = loaded.model.state_dict()
@@ -161,7 +166,19 @@ def begin(config: TuneConfig, ops: ModuleType, batch: int) -> Start:
 
 
 _SAME = (
-    *("steps", "grain", "deterministic", "ops", "lr", "warmup", "min_lr_ratio", "weight_decay", "beta1", "beta2"),
+    *(
+        "steps",
+        "grain",
+        "deterministic",
+        "parity",
+        "ops",
+        "lr",
+        "warmup",
+        "min_lr_ratio",
+        "weight_decay",
+        "beta1",
+        "beta2",
+    ),
     *("clip", "eval_every", "checkpoint_every", "seed", "device", "threads", "progress"),
 )
 
