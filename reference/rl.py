@@ -55,9 +55,9 @@ class RlConfig(TuneConfig):
 
     environment: str = "arithmetic"
     """What is asked: arithmetic, countdown, reversal, or the import path module:function of another one."""
-    prompts: int = 16
+    prompts: int = 8
     """Problems a step."""
-    group: int = 8
+    group: int = 32
     """Completions of each problem, two or more."""
     tokens: int = 16
     """Tokens of a completion, at most."""
@@ -67,7 +67,7 @@ class RlConfig(TuneConfig):
     """How far the probability of a token may move from the sampler's, as a share, before it is no longer pushed."""
     kl_weight: float = 0.0
     """Pull towards the model that the run began with."""
-    steps: int = 400
+    steps: int = 600
     """Steps of the whole run."""
     lr: float = 5e-4
     """Peak learning rate."""

@@ -22,6 +22,7 @@ MODULES = {
     "train": "reference.train",
     "sft": "reference.sft",
     "rl": "reference.rl",
+    "pipeline": "studies.pipeline",
     "eval": "reference.evaluate",
     "generate": "reference.generate",
     "tokenize": "reference.tokenizing",
@@ -101,8 +102,8 @@ def test_an_unknown_command_is_one_sentence_with_the_known_ones(
     assert fourbit.main(argv) == 2
     out, err = capsys.readouterr()
     known = (
-        "the known ones are demo, train, sft, rl, eval, generate, tokenize, monitor, recipes, study, order, validate, "
-        "probe, census, check, vectors, bench, formats, show, explorer"
+        "the known ones are demo, train, sft, rl, pipeline, eval, generate, tokenize, monitor, recipes, study, order, "
+        "validate, probe, census, check, vectors, bench, formats, show, explorer"
     )
     assert (out, err) == ("", f"fourbit: error: unknown command {argv[0]!r}; {known}\n")
 
