@@ -4,7 +4,7 @@ An environment is a function `Draws -> Problem`: it draws a prompt and gives the
 0 to 1 by custom. Problem number i of a seed is drawn with words of numpy's Philox (seed, i), so it is the same whenever
 and wherever it is asked for. Another one than these is named by its import path, `module:function`.
 
-    arithmetic   7*8=                  56       two digits, + - or *
+    arithmetic   7+8=                  15       two digits, + or -
     countdown    make 19 of 8 3 5=     8*3-5    three digits, each used at most once, with + - and *
     reversal     reverse abcd=         dcba     three to five letters
     copying      copy abcd=            abcd
@@ -51,9 +51,9 @@ def exactly(solution: str) -> Callable[[str], float]:
 
 
 def arithmetic(draws: Draws) -> Problem:
-    """Two single digits."""
-    a, b, sign = draws.below(10), draws.below(10), "+-*"[draws.below(3)]
-    answer = str({"+": a + b, "-": a - b, "*": a * b}[sign])
+    """Two single digits, added or subtracted."""
+    a, b, sign = draws.below(10), draws.below(10), "+-"[draws.below(2)]
+    answer = str(a + b if sign == "+" else a - b)
     return Problem(f"{a}{sign}{b}=", exactly(answer), answer)
 
 

@@ -1,12 +1,12 @@
 """Examples to fine-tune on: prompts and completions, or chats, as tokens of which some are to be learned.
 
-    {"prompt": "7*8=", "completion": "56"}
-    {"messages": [{"role": "user", "content": "7*8="}, {"role": "assistant", "content": "56"}]}
+    {"prompt": "7+8=", "completion": "15"}
+    {"messages": [{"role": "user", "content": "7+8="}, {"role": "assistant", "content": "15"}]}
 
 A completion, and each message of a chat, is followed by the end token. Learned are completions and the assistant's
 messages with the end after them, nothing else. A chat is written as
 
-    "user: 7*8=" end "\\nassistant: 56" end
+    "user: 7+8=" end "\\nassistant: 15" end
 
 The end of a model of bytes is byte 3, the ASCII character ETX, which no text may hold.
 """

@@ -85,7 +85,7 @@ def test_environments_score_their_solutions_alone() -> None:
             assert asked.score(asked.solution) == 1 and asked.score(asked.solution + "0") == asked.score("") == 0
             assert problem(environment, 1, number).prompt == asked.prompt
     asked = {problem(ENVIRONMENTS["arithmetic"], 0, i).prompt for i in range(4000)}
-    assert asked == {f"{a}{sign}{b}=" for a, b in itertools.product(range(10), repeat=2) for sign in "+-*"}
+    assert asked == {f"{a}{sign}{b}=" for a, b in itertools.product(range(10), repeat=2) for sign in "+-"}
 
 
 def test_arithmetic_is_right() -> None:
