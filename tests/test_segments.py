@@ -70,6 +70,22 @@ def test_no_bit_of_another_segment_matters(model: str, name: str) -> None:
             assert torch.equal(a, b) == equal
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_under_parity_each_segment_has_its_own_bits_alone(model: str) -> None:
+    """Sums are exact there, so positions and neighbours are all that could differ."""
+    transformer = Transformer(MODELS[model], preset("fourbit"), ops, 0)
+    transformer.keep_parity()
+    for module in transformer.modules():
+        if isinstance(module, ShortConvolution):
+            torch.nn.init.normal_(module.taps)
+    tokens = torch.randint(256, (1, 24), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        together = transformer.logits(tokens, Draw(0, 1, 0), 1, IDS)[0]
+        for first, last in PLACES:
+            alone = transformer.logits(tokens[:, first:last], Draw(0, 1, 0))[0]
+            assert torch.equal(together[:, first:last], alone)
+
+
 def test_the_convolution_is_that_of_each_segment_alone() -> None:
     """Bit for bit: element by element."""
     layer = ShortConvolution(8, 4)
