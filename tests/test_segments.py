@@ -86,6 +86,22 @@ def test_under_parity_each_segment_has_its_own_bits_alone(model: str) -> None:
             assert torch.equal(together[:, first:last], alone)
 
 
+def test_queries_and_keys_are_turned_from_the_start_of_their_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, under parity. Scores depend on distances alone, so what they become would hardly show it."""
+    layer, seen = Attention(32, 4), []
+    mix = layer.mix
+    monkeypatch.setattr(layer, "mix", lambda q, k, v, visible: seen.append((q, k)) or mix(q, k, v, visible))
+    for part in layer.modules():
+        part.parity = True
+    torch.nn.init.normal_(layer.qkv.weight)
+    x = torch.randn(1, sum(LENGTHS), 32).to(torch.bfloat16)
+    layer(x, Segments(IDS))
+    for first, last in PLACES:
+        layer(x[:, first:last])
+        for together, alone in zip(seen[0], seen[-1], strict=True):
+            assert torch.equal(together[:, :, first:last], alone)
+
+
 def test_the_convolution_is_that_of_each_segment_alone() -> None:
     """Bit for bit: element by element."""
     layer = ShortConvolution(8, 4)
