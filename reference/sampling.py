@@ -47,3 +47,11 @@ class Sampling:
         word = np.random.Philox(key=np.array([self.seed, (number << 32) + place], dtype=np.uint64)).random_raw()
         below = (word >> 11) * 2.0**-53 * float(upto[count - 1])  # uniform below what is kept
         return int(ranked.indices[min(int((upto <= below).sum()), count - 1)])
+
+    def choose_each(self, logits_BV: Tensor, places: list[int], numbers: list[int]) -> list[int]:
+        """One token of each of B completions; logits_BV: (B, V), finite, any device."""
+        if self.temperature == 0:
+            found: list[int] = logits_BV.argmax(-1).tolist()
+            return found
+        rows = zip(logits_BV.double().cpu(), places, numbers, strict=True)
+        return [self.choose(logits_V, place, number) for logits_V, place, number in rows]
