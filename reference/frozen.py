@@ -99,7 +99,7 @@ class FrozenLinear:
     def __call__(self, x_TK: Tensor) -> Tensor:
         """(T, K) BF16 -> (T, N) BF16."""
         if self._exactly:
-            return dot(x_TK, self._w).to(torch.bfloat16)
+            return dot(x_TK, self._w, torch.bfloat16)
         if x_TK.is_cuda:
             return x_TK @ self._w.T
         return (x_TK.to(torch.float32) @ self._w.T).to(torch.bfloat16)  # [T, K] @ [K, N] -> [T, N]

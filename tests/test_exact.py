@@ -32,7 +32,19 @@ def test_dot_has_the_bits_of_the_exact_product(shape: tuple[int, int, int], spre
     m, k, n = shape
     a = drawn(m, k, seed=1, spread=spread).to(getattr(torch, kinds[0]))
     b = drawn(n, k, seed=2, spread=spread).to(getattr(torch, kinds[1]))
-    assert torch.equal(exact.dot(a, b), nm.matmul(a.float(), b.float(), "exact"))
+    wanted = nm.matmul(a.float(), b.float(), "exact")
+    assert torch.equal(exact.dot(a, b), wanted)
+    assert torch.equal(exact.dot(a, b, torch.bfloat16), wanted.to(torch.bfloat16))
+
+
+def test_dot_rounds_to_bf16_by_way_of_fp32() -> None:
+    """Halves between two BF16 numbers, what lies just beside them in FP32, and what FP32 rounds onto them."""
+    rest = [0.0, 2.0**-23, -(2.0**-23), 2.0**-30, -(2.0**-30), 2.0**-60, -(2.0**-60), 2.0**-24]
+    a = torch.tensor([[x, half, r] for x in (1.0, 1.0078125) for half in (2.0**-8, -(2.0**-9)) for r in rest])
+    for kind in (torch.float32, torch.bfloat16):
+        found = exact.dot(a.to(kind), torch.ones(1, 3, dtype=kind), torch.bfloat16)[:, 0]
+        wanted = torch.tensor([nearest(sum(map(Fraction, row))) for row in a.to(kind).tolist()]).to(torch.bfloat16)
+        assert torch.equal(found, wanted)
 
 
 def test_dot_settles_what_one_product_cannot() -> None:
