@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeVar
 
 import torch
@@ -205,7 +206,8 @@ class Frozen:
                 x_TD = x_TD + y_TD
                 chosen += [] if experts_TK is None else [experts_TK]
             fed = [row for row, count in enumerate(counts) if count]
-            last = torch.tensor(counts, device=device).cumsum(0)[fed] - 1
+            ends = list(accumulate(counts))
+            last = torch.tensor([ends[row] - 1 for row in fed], device=device)
             found = self._head(self._norm(x_TD[last]))
         logits_BV = found.new_zeros(len(pieces), found.shape[-1])
         logits_BV[fed] = found
@@ -216,3 +218,12 @@ class Frozen:
     def expert_bytes(self) -> int:
         """Of the weights of routed experts."""
         return sum(layer.experts.bytes for layer in self.layers if layer.experts is not None)
+
+
+def release_experts(model: Transformer) -> None:
+    """Give back the memory of the routed experts' masters, once a `Frozen` has been made of them. The model itself
+    cannot compute any more, nor be frozen again."""
+    for part in model.modules():
+        if isinstance(part, MoE):
+            for master in (part.w13, part.w2):
+                master.data = master.data.new_empty(0)

@@ -256,6 +256,7 @@ def test_forms_are_what_they_say() -> None:
     for row, normed, p in zip(x.numpy(), parity.norm(x, gain), parity.softmax(x).numpy(), strict=True):
         mean = f(nearest(sum(Fraction(float(v * v)) for v in row))) * f(1 / 45)
         r = f(1) / np.sqrt(mean + f(1e-6))
+        assert parity.inverse_rms(torch.from_numpy(row)).item() == r
         assert torch.equal(torch.from_numpy((row * r) * gain.numpy()).to(torch.bfloat16), normed)
         e = exact.exp(torch.from_numpy(row - row.max())).numpy()
         total = f(nearest(sum(Fraction(float(v)) for v in e)))
