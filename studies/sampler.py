@@ -60,7 +60,7 @@ def find(rows: pd.DataFrame) -> str:
         else f"Parity does not hold: {(1 - own.equal.mean()):.2%} of {places:,} places differ"
     )
     told = [
-        f"{name} {kl[name,].text(2, 1e3)} ({rerouted[name,].text(1, 100)} % of choices rerouted)"
+        f"{name} {kl[name,].text(3, 1e3)} ({rerouted[name,].text(1, 100)} % of choices rerouted)"
         for name in rows.pair.unique()
         if name != "parity"
     ]
