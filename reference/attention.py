@@ -109,11 +109,16 @@ class Attention(nn.Module):
             return None, None
         return (parity.angles if self.parity else _angles)(positions, half, device)
 
-    def heads_at(self, split_TNC: Tensor, positions_T: Tensor, sequence: int) -> tuple[Tensor, Tensor, Tensor]:
-        """q (T, H, C), k and v (T, G, C) of tokens at any positions below `sequence`; split_TNC: of `qkv`."""
-        turns = self._turns(sequence, split_TNC.shape[-1] // 2, split_TNC.device)
-        at = (None if t is None else t[positions_T] for t in turns)
-        q, k, v = self._heads(split_TNC[None], *at, self.heads, self.kv_heads)
+    def turns_at(self, positions_T: Tensor, sequence: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """(cos, sin) of tokens at any positions below `sequence`, (T, C / 2); None each without positions."""
+        turns = self._turns(sequence, self.out.weight.shape[0] // self.heads // 2, positions_T.device)
+        return (None, None) if turns[0] is None else (turns[0][positions_T], turns[1][positions_T])
+
+    def heads_of(
+        self, split_TNC: Tensor, turns: tuple[Tensor, Tensor] | tuple[None, None]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q (T, H, C), k and v (T, G, C); split_TNC: of `qkv`; turns: of `turns_at`."""
+        q, k, v = self._heads(split_TNC[None], *turns, self.heads, self.kv_heads)
         return q[0], k[0], v[0]
 
     def mix(self, q_BHLC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, visible_BLS: Tensor) -> Tensor:

@@ -10,9 +10,11 @@ of keys and values, C = D / H, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -53,13 +55,18 @@ class Cache:
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where T new tokens are: sequence, position in it, number within its piece, int64 (T,); L; S that are in use."""
+    """Where T new tokens are: sequence, position in it, number within its piece, int64 (T,); L; S that are in use.
+
+    each: whether every sequence has one, so that the rows T are the sequences B. kept: what layers have computed of
+    this alone."""
 
     rows: Tensor
     positions: Tensor
     within: Tensor
     longest: int
     used: int
+    each: bool
+    kept: dict[object, Any] = field(default_factory=dict)
 
     @staticmethod
     def of(starts: list[int], counts: list[int], device: torch.device) -> Places:
@@ -67,8 +74,39 @@ class Places:
         rows = [row for row, count in enumerate(counts) for _ in range(count)]
         within = [i for count in counts for i in range(count)]
         positions = [starts[row] + i for row, i in zip(rows, within, strict=True)]
-        made = (torch.tensor(numbers, device=device) for numbers in (rows, positions, within))
-        return Places(*made, max(counts), max(s + c for s, c in zip(starts, counts, strict=True)))
+        made = torch.tensor([rows, positions, within], device=device).unbind(0)
+        used = max(s + c for s, c in zip(starts, counts, strict=True))
+        return Places(*made, max(counts), used, set(counts) == {1})
+
+    def once(self, what: object, make: Callable[[], T]) -> T:
+        """`make()`, made the first time that `what` is asked for."""
+        if what not in self.kept:
+            self.kept[what] = make()
+        found: T = self.kept[what]
+        return found
+
+    def spread(self, x: Tensor, sequences: int) -> Tensor:
+        """(T, ..) -> (B, L, ..), zeros where there is no token."""
+        if self.each:
+            return x[:, None]
+        out = x.new_zeros(sequences, self.longest, *x.shape[1:])
+        out[self.rows, self.within] = x
+        return out
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """(B, L, ..) -> (T, ..)."""
+        return x[:, 0] if self.each else x[self.rows, self.within]
+
+    def visible(self, window: int | None, sequences: int) -> Tensor:
+        """bool (B, L, S): which positions a token sees."""
+
+        def make() -> Tensor:
+            t_BL = self.spread(self.positions, sequences)
+            distance_BLS = t_BL[..., None] - torch.arange(self.used, device=t_BL.device)
+            seen = distance_BLS >= 0
+            return seen if window is None else seen & (distance_BLS < window)
+
+        return self.once(("visible", window), make)
 
 
 def frozen(part: T) -> T:
@@ -88,17 +126,13 @@ class _FrozenAttention:
         """(T, D) BF16 -> (T, D) BF16. keys, values: (B, S, G, C), to which those of the new tokens are added."""
         module, used = self.module, places.used
         split_TNC = self.qkv(x_TD).unflatten(-1, (module.heads + 2 * module.kv_heads, -1))
-        q_THC, k_TGC, v_TGC = module.heads_at(split_TNC, places.positions, self.sequence)
+        turns = places.once("turns", lambda: module.turns_at(places.positions, self.sequence))
+        q_THC, k_TGC, v_TGC = module.heads_of(split_TNC, turns)
         keys[places.rows, places.positions] = k_TGC
         values[places.rows, places.positions] = v_TGC
-        q_BLHC = q_THC.new_zeros(len(keys), places.longest, *q_THC.shape[1:])
-        q_BLHC[places.rows, places.within] = q_THC
-        t_BL = places.positions.new_zeros(len(keys), places.longest)
-        t_BL[places.rows, places.within] = places.positions
-        distance_BLS = t_BL[..., None] - torch.arange(used, device=t_BL.device)
-        visible_BLS = (distance_BLS >= 0) & (distance_BLS < (module.window or used))
+        q_BLHC, visible_BLS = places.spread(q_THC, len(keys)), places.visible(module.window, len(keys))
         y_BHLC = module.mix(*(t.transpose(1, 2) for t in (q_BLHC, keys[:, :used], values[:, :used])), visible_BLS)
-        return self.out(y_BHLC.transpose(1, 2)[places.rows, places.within].flatten(-2).to(torch.bfloat16))
+        return self.out(places.gathered(y_BHLC.transpose(1, 2)).flatten(-2).to(torch.bfloat16))
 
 
 class _FrozenLayer:
@@ -205,7 +239,8 @@ class Frozen:
                 x_TD = x_TD + y_TD
                 chosen += [] if experts_TK is None else [experts_TK]
             fed = [row for row, count in enumerate(counts) if count]
-            last = torch.tensor(counts, device=device).cumsum(0)[fed] - 1
+            ends = list(accumulate(counts))
+            last = torch.tensor([ends[row] - 1 for row in fed], device=device)
             found = self._head(self._norm(x_TD[last]))
         logits_BV = found.new_zeros(len(pieces), found.shape[-1])
         logits_BV[fed] = found
@@ -216,3 +251,12 @@ class Frozen:
     def expert_bytes(self) -> int:
         """Of the weights of routed experts."""
         return sum(layer.experts.bytes for layer in self.layers if layer.experts is not None)
+
+
+def release_experts(model: Transformer) -> None:
+    """Give back the memory of the routed experts' masters, once a `Frozen` has been made of them. The model itself
+    cannot compute any more, nor be frozen again."""
+    for part in model.modules():
+        if isinstance(part, MoE):
+            for master in (part.w13, part.w2):
+                master.data = master.data.new_empty(0)

@@ -52,7 +52,7 @@ class _ExactLinear(_Bf16Linear):
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
         w = w.to(torch.bfloat16)
         ctx.save_for_backward(x, w)
-        return dot(x, w).to(torch.bfloat16)  # [T, K] @ [K, N] -> [T, N]
+        return dot(x, w, torch.bfloat16)  # [T, K] @ [K, N] -> [T, N]
 
 
 class Linear(nn.Module):

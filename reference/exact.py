@@ -5,10 +5,11 @@ vector. Here a sum is the exact one, rounded once to FP32, whatever is summed be
 nothing. Its bits are those of `numerics.matmul` under "exact", found mostly with one float64 product:
 
     s = fl64(a b^T), any order        |s - exact| <= e = (K + 4) 2^-52 |a|_2 |b|_2
-    fl32(s - e) = fl32(s + e)         then both are the exact sum, rounded: rounding is monotone
+    fl(s - e) = fl(s + e)             then both are the exact sum, rounded: rounding is monotone
     else                              the exact sum of `numerics.exact_sum`, for that element alone
 
-(BF16 operands, whose sums often are ties, take that of all elements, which is the faster way for their narrow values.)
+fl rounds to FP32, and for a BF16 result then to BF16. (FP32 sums of BF16 operands, which often are ties, are taken from
+there altogether: their values are narrow, and that is the faster way.)
 
 A product of two FP32 numbers is a float64 number, so only additions err: in any order by at most (K - 1) 2^-53 / (1 -
 (K - 1) 2^-53) times sum |a_k b_k| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 4.2), which is at most
@@ -38,35 +39,41 @@ def _norms(a: Tensor) -> Tensor:
 
 
 @torch.compiler.disable
-def dot(a: Tensor, b: Tensor) -> Tensor:
+def dot(a: Tensor, b: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Exact a @ b.T, each element rounded once to FP32; a sum of zeros is +0.
 
-    Args: a (..., M, K), b (..., N, K): float32 or bfloat16, leading axes broadcast.
+    Args: a (..., M, K), b (..., N, K): float32 or bfloat16, leading axes broadcast. dtype: float32, or bfloat16, to
+    which the FP32 numbers are rounded then.
 
-    Returns: float32 (..., M, N). Rows with NaN or infinity give what IEEE arithmetic gives in any order.
+    Returns: (..., M, N). Rows with NaN or infinity give what IEEE arithmetic gives in any order.
     """
-    if a.dtype == b.dtype == torch.bfloat16:
+    if dtype == torch.float32 and a.dtype == b.dtype == torch.bfloat16:
         return exact_product(a.to(torch.float32), b.to(torch.float32))
     wide_a, wide_b = a.to(torch.float64), b.to(torch.float64)
     sums = wide_a @ wide_b.mT  # [.., M, K] @ [.., K, N] -> [.., M, N]
     bound = (_norms(wide_a) * ((a.shape[-1] + 4) * 2.0**-52)) * _norms(wide_b).mT
-    low, high = (sums - bound).to(torch.float32), (sums + bound).to(torch.float32)
+    low, high = ((sums + e).to(torch.float32).to(dtype) for e in (-bound, bound))
     unsure = low != high  # NaN too
     return _settled(high, unsure, a, b) if bool(unsure.any()) else high
+
+
+def _norms(a: Tensor) -> Tensor:
+    """|a|_2 of the rows of float64 (..., M, K): (..., M, 1), within a few 2^-53 of themselves times K."""
+    return a.square().sum(-1, keepdim=True).sqrt()
 
 
 def _settled(out: Tensor, unsure: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """`out` with its elements `unsure` replaced by exact sums of their own."""
     *lead, m, n = unsure.nonzero().unbind(-1)
-    a, b = (x.to(torch.float32).expand(*out.shape[:-2], *x.shape[-2:]) for x in (a, b))
+    a, b = (x.expand(*out.shape[:-2], *x.shape[-2:]) for x in (a, b))
     step = max(_FIXED // max(a.shape[-1], 1), 1)
     parts = []
     for i in range(0, len(m), step):
         some = slice(i, i + step)
         at = tuple(axis[some] for axis in lead)
-        rows, columns = a[(*at, m[some])], b[(*at, n[some])]
-        parts.append(exact_product(rows[:, None], columns[:, None])[:, 0, 0])
-    out[unsure] = torch.cat(parts)
+        rows, columns = (x.to(torch.float32)[:, None] for x in (a[(*at, m[some])], b[(*at, n[some])]))
+        parts.append(exact_product(rows, columns)[:, 0, 0])
+    out[unsure] = torch.cat(parts).to(out.dtype)
     return out
 
 

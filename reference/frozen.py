@@ -73,7 +73,7 @@ class FrozenExperts:
         ops, recipe, wire = setting.ops, setting.recipe, setting.wire
         visited = [e for e, (i, j) in enumerate(pairwise(routing.groups)) if i < j]
         groups, index = routing.groups, None
-        if len(visited) < self.w13.experts:
+        if 2 * len(visited) <= self.w13.experts:  # of more, copying their codes is no less work than unpacking all
             groups = (0, *(groups[e + 1] for e in visited))
             index = torch.tensor(visited, device=x_TD.device)
         sent = ops.quantize_tokens(x_TD, recipe.input)
@@ -99,7 +99,7 @@ class FrozenLinear:
     def __call__(self, x_TK: Tensor) -> Tensor:
         """(T, K) BF16 -> (T, N) BF16."""
         if self._exactly:
-            return dot(x_TK, self._w).to(torch.bfloat16)
+            return dot(x_TK, self._w, torch.bfloat16)
         if x_TK.is_cuda:
             return x_TK @ self._w.T
         return (x_TK.to(torch.float32) @ self._w.T).to(torch.bfloat16)  # [T, K] @ [K, N] -> [T, N]

@@ -23,7 +23,7 @@ import torch
 import tyro
 from torch import Tensor
 
-from .decode import Frozen
+from .decode import Frozen, release_experts
 from .expert import Draw
 from .load import Loaded, load_run
 from .parity import mixing
@@ -154,7 +154,10 @@ def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
         run.model.keep_parity()
     prompt = run.alphabet.encode(os.fsencode(config.prompt))
     with pinned(run.config.threads):
-        added = continuation(decoder_of(run), prompt, config.tokens, sampling)
+        decoder = decoder_of(run)
+        if isinstance(decoder, Caching):
+            release_experts(run.model)
+        added = continuation(decoder, prompt, config.tokens, sampling)
         until = takewhile(lambda token: token != run.alphabet.end, added)
         for text in readable(map(run.alphabet.piece, chain(prompt, until))):
             _write(text)

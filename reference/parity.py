@@ -59,13 +59,18 @@ def require_parity(recipes: tuple[ExpertRecipe, ...], accumulator: str) -> None:
             )
 
 
+def inverse_rms(x: Tensor) -> Tensor:
+    """1 / sqrt(mean of squares + 1e-6), float32 (..., 1). x: float32 (..., D)."""
+    mean = total(x * x) * (1 / x.shape[-1])
+    return torch.ones_like(mean) / (mean + 1e-6).sqrt()
+
+
 class _Norm(torch.autograd.Function):
     """RMSNorm: (x float32 (..., D), gain (D,)) -> bf16((x * (1 / sqrt(mean + 1e-6))) * gain)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor) -> Tensor:
-        mean = total(x * x) * (1 / x.shape[-1])
-        r = torch.ones_like(mean) / (mean + 1e-6).sqrt()
+        r = inverse_rms(x)
         ctx.save_for_backward(x, r, gain)
         return ((x * r) * gain).to(torch.bfloat16)
 

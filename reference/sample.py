@@ -131,10 +131,8 @@ class Sampler:
     ) -> None:
         """Draw token after token until every completion is over."""
         while True:
-            drawn = [
-                sampling.choose(logits_V[: self.size], len(g.tokens), g.number)
-                for g, logits_V in zip(alive, logits_BV.double().cpu(), strict=True)
-            ]
+            places, numbers = [len(g.tokens) for g in alive], [g.number for g in alive]
+            drawn = sampling.choose_each(logits_BV[:, : self.size], places, numbers)
             at = torch.tensor(drawn, device=logits_BV.device)[:, None]
             logs = log_probabilities(logits_BV, self.model.parity).gather(1, at)[:, 0].tolist()
             for g, token, log in zip(alive, drawn, logs, strict=True):

@@ -4,7 +4,7 @@ softmax(logits / temperature) is cut to the fewest tokens that hold `top_p` of i
 at temperature 0 the likeliest token is taken. The token at `place` of completion `number` is drawn with word
 (seed, number 2^32 + place) of numpy's Philox: a completion does not depend on those made beside it.
 
-Shapes: V vocabulary. Probabilities are float64 on the CPU.
+Shapes: B completions, V vocabulary. Probabilities are float64 on the CPU.
 """
 
 from __future__ import annotations
@@ -35,15 +35,27 @@ class Sampling:
 
     def choose(self, logits_V: Tensor, place: int, number: int = 0) -> int:
         """The token at `place` of what is added, from 0, to completion `number`. logits_V: (V,), finite, any device."""
-        logits_V = logits_V.double().cpu()
-        likeliest = int(logits_V.argmax())
+        return self.choose_each(logits_V[None], [place], [number])[0]
+
+    def choose_each(self, logits_BV: Tensor, places: list[int], numbers: list[int]) -> list[int]:
+        """One token of each of B completions, see `choose`. logits_BV: (B, V)."""
+        likeliest_B = logits_BV.argmax(-1)
         if self.temperature == 0:
-            return likeliest
+            found: list[int] = likeliest_B.tolist()
+            return found
+        logits_BV = logits_BV.double().cpu()
         # the largest is 0 before it is divided, so that a small temperature makes no infinity
-        scaled = (logits_V - logits_V[likeliest]) / torch.full((), self.temperature, dtype=torch.float64)
-        ranked = scaled.softmax(0).sort(descending=True, stable=True)
-        upto = ranked.values.cumsum(0)
-        count = int((upto < self.top_p * upto[-1]).sum()) + 1
-        word = np.random.Philox(key=np.array([self.seed, (number << 32) + place], dtype=np.uint64)).random_raw()
-        below = (word >> 11) * 2.0**-53 * float(upto[count - 1])  # uniform below what is kept
-        return int(ranked.indices[min(int((upto <= below).sum()), count - 1)])
+        largest_B1 = logits_BV.gather(1, likeliest_B[:, None].cpu())
+        scaled_BV = (logits_BV - largest_B1) / torch.full((), self.temperature, dtype=torch.float64)
+        ranked = scaled_BV.softmax(-1).sort(dim=-1, descending=True, stable=True)
+        upto_BV = ranked.values.cumsum(-1)
+        count_B1 = (upto_BV < self.top_p * upto_BV[:, -1:]).sum(-1, keepdim=True)  # tokens that are kept, but one
+        words = [
+            np.random.Philox(key=np.array([self.seed, (number << 32) + place], dtype=np.uint64)).random_raw() >> 11
+            for place, number in zip(places, numbers, strict=True)
+        ]
+        # uniform below what is kept
+        below_B1 = torch.tensor(words, dtype=torch.float64)[:, None] * 2.0**-53 * upto_BV.gather(1, count_B1)
+        rank_B1 = (upto_BV <= below_B1).sum(-1, keepdim=True).minimum(count_B1)
+        chosen: list[int] = ranked.indices.gather(1, rank_B1)[:, 0].tolist()
+        return chosen

@@ -10,6 +10,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from nearest import nearest
 from torch import Tensor
 
 import numerics as nm
@@ -31,7 +32,19 @@ def test_dot_has_the_bits_of_the_exact_product(shape: tuple[int, int, int], spre
     m, k, n = shape
     a = drawn(m, k, seed=1, spread=spread).to(getattr(torch, kinds[0]))
     b = drawn(n, k, seed=2, spread=spread).to(getattr(torch, kinds[1]))
-    assert torch.equal(exact.dot(a, b), nm.matmul(a.float(), b.float(), "exact"))
+    wanted = nm.matmul(a.float(), b.float(), "exact")
+    assert torch.equal(exact.dot(a, b), wanted)
+    assert torch.equal(exact.dot(a, b, torch.bfloat16), wanted.to(torch.bfloat16))
+
+
+def test_dot_rounds_to_bf16_by_way_of_fp32() -> None:
+    """Halves between two BF16 numbers, what lies just beside them in FP32, and what FP32 rounds onto them."""
+    rest = [0.0, 2.0**-23, -(2.0**-23), 2.0**-30, -(2.0**-30), 2.0**-60, -(2.0**-60), 2.0**-24]
+    a = torch.tensor([[x, half, r] for x in (1.0, 1.0078125) for half in (2.0**-8, -(2.0**-9)) for r in rest])
+    for kind in (torch.float32, torch.bfloat16):
+        found = exact.dot(a.to(kind), torch.ones(1, 3, dtype=kind), torch.bfloat16)[:, 0]
+        wanted = torch.tensor([nearest(sum(map(Fraction, row))) for row in a.to(kind).tolist()]).to(torch.bfloat16)
+        assert torch.equal(found, wanted)
 
 
 def test_dot_settles_what_one_product_cannot() -> None:
@@ -46,21 +59,11 @@ def test_dot_settles_what_one_product_cannot() -> None:
     wanted = []
     for row in a.tolist():
         total = sum(map(Fraction, row))
-        wanted.append(_nearest(total))
+        wanted.append(nearest(total))
     found = exact.dot(a, ones)[:, 0]
     assert found.tolist() == wanted
     assert not torch.signbit(found[[4, 5, 6, 7]]).any()  # a sum of nothing is +0
     assert torch.equal(found, nm.matmul(a, ones, "exact")[:, 0])
-
-
-def _nearest(x: Fraction) -> float:
-    """The FP32 number nearest to x, ties to even, by integers."""
-    if x == 0:
-        return 0.0
-    exponent = abs(x.numerator).bit_length() - x.denominator.bit_length()
-    exponent -= abs(x) < Fraction(2) ** exponent
-    ulp = Fraction(2) ** (max(exponent, -126) - 23)
-    return float(round(x / ulp) * ulp)
 
 
 def test_dot_of_nan_and_infinity_is_that_of_ieee() -> None:
@@ -84,7 +87,7 @@ def test_dot_depends_on_a_row_alone() -> None:
 
 def test_total_is_an_exact_sum() -> None:
     x = drawn(50, 33, seed=6, spread=3.0)
-    wanted = [_nearest(sum(map(Fraction, row))) for row in x.tolist()]
+    wanted = [nearest(sum(map(Fraction, row))) for row in x.tolist()]
     assert exact.total(x)[:, 0].tolist() == wanted
 
 
@@ -95,7 +98,7 @@ def test_exp_and_log_are_the_true_ones_rounded() -> None:
         for value, e in zip(x.tolist(), exact.exp(x).tolist(), strict=True):
             true = Fraction(Decimal(value).exp())
             # within 2^-50 before it is rounded: another neighbour in one draw of 2^25, of which there are 400
-            assert e == _nearest(true)
+            assert e == nearest(true)
         for value in [*(x.abs() + 1).tolist(), 1.0, 2.0, 65536.0, 1.5, 2.0**0.5]:
             found = exact.log(torch.tensor([value], dtype=torch.float64)).item()
             assert abs(Decimal(found) - Decimal(value).ln()) <= Decimal(2) ** -50 * max(Decimal(value).ln(), 1)

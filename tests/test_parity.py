@@ -8,20 +8,26 @@ there is one, a GPU. Gradients, which are promised nothing, are held against tho
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from nearest import nearest
 from torch import Tensor
 
 import fourbit
+import numerics as nm
 from numerics import ops
-from reference import moe, parity
+from reference import exact, moe, parity
 from reference.decode import Frozen
 from reference.expert import Draw
+from reference.frozen import FrozenLinear
 from reference.load import load_run
 from reference.model import ModelConfig, Transformer
 from reference.presets import preset
+from reference.router import choose
 from reference.sample import Completion, Sampler, Sampling, log_probabilities
 from reference.train import TrainConfig, train
 
@@ -64,7 +70,6 @@ def model(recipe: str = "fourbit", config: ModelConfig = SMALL, device: str = "c
 @contextmanager
 def routes(into: list[Tensor]) -> Iterator[None]:
     """Notes the experts (T, K) that training's layers choose."""
-    choose = moe.choose
 
     def noting(*args: object) -> object:
         choice = choose(*args)
@@ -241,6 +246,58 @@ def test_functions_have_the_gradients_of_their_formulas() -> None:
             gradients.append(leaf.grad)
         torch.testing.assert_close(*values, rtol=2**-7 if value.dtype == torch.bfloat16 else 2**-20, atol=2**-20)
         torch.testing.assert_close(*gradients, rtol=2**-16, atol=2**-18)
+
+
+def test_forms_are_what_they_say() -> None:
+    """Number by number: exact sums by Fraction rounded once, everything else by FP32 operations of numpy."""
+    generator = torch.Generator().manual_seed(3)
+    x, gain = torch.randn(6, 45, generator=generator) * 3, torch.rand(45, generator=generator)
+    f = np.float32
+    for row, normed, p in zip(x.numpy(), parity.norm(x, gain), parity.softmax(x).numpy(), strict=True):
+        mean = f(nearest(sum(Fraction(float(v * v)) for v in row))) * f(1 / 45)
+        r = f(1) / np.sqrt(mean + f(1e-6))
+        assert parity.inverse_rms(torch.from_numpy(row)).item() == r
+        assert torch.equal(torch.from_numpy((row * r) * gain.numpy()).to(torch.bfloat16), normed)
+        e = exact.exp(torch.from_numpy(row - row.max())).numpy()
+        total = f(nearest(sum(Fraction(float(v)) for v in e)))
+        assert (p == e / total).all()
+    q, k, v = (torch.randn(1, 2, n, 24, generator=generator) for n in (3, 40, 40))
+    visible = torch.rand(1, 1, 3, 40, generator=generator) < 0.7
+    found = parity.attend(q, k, v, visible)
+    for h in range(2):
+        for i in range(3):
+            seen = [s for s in range(40) if visible[0, 0, i, s]]
+            scores = [f(product(q[0, h, i], k[0, h, s])) * f(24**-0.5) for s in seen]
+            p = exact.exp(torch.tensor(np.array(scores) - max(scores)))
+            whole = f(nearest(sum(Fraction(float(w)) for w in p)))
+            wanted = [f(product(p, v[0, h, seen, c])) / whole for c in range(24)]
+            assert found[0, h, i].tolist() == [float(w) for w in wanted]
+
+
+def test_dense_products_are_exact() -> None:
+    """Sums that cancel, which FP32 loses in any order, through each kind of product of a model."""
+    generator = torch.Generator().manual_seed(4)
+    row = torch.tensor([2.0**24, 1.0, 2.0**-10, 0.0] * 8 + [-(2.0**24), 0.0, 0.0, 0.0] * 8).to(torch.bfloat16)
+    row = row[torch.randperm(64, generator=generator)]  # whatever lanes a vector has
+    x = torch.stack([row, torch.randn(64, generator=generator).to(torch.bfloat16)])
+    m = model("bf16")
+    with torch.no_grad():
+        w = m.head.weight.copy_(torch.randn(m.head.weight.shape, generator=generator).sign())
+        w[0] = 1.0
+        m.layers[0].moe.router.copy_(w[:4])
+    exactly = nm.matmul(x.float(), w.to(torch.bfloat16).float(), "exact")
+    assert exactly[0, 0] == 8 + 8 * 2.0**-10
+    assert torch.equal(m.head(x), exactly.to(torch.bfloat16))
+    assert torch.equal(FrozenLinear(m.head)(x), exactly.to(torch.bfloat16))
+    choice = choose(x, m.layers[0].moe.router, 2, None, True)
+    assert torch.equal(choice.scores, parity.softmax(exactly[:, :4]))
+    weights = choice.scores.gather(1, choice.experts)
+    assert torch.equal(choice.weights, weights / (weights[:, :1] + weights[:, 1:]))
+
+
+def product(a: Tensor, b: Tensor) -> float:
+    """The exact dot product, rounded once."""
+    return nearest(sum(Fraction(x) * Fraction(y) for x, y in zip(a.tolist(), b.tolist(), strict=True)))
 
 
 def test_equal_scores_choose_the_first() -> None:

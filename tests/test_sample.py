@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from numerics import ops
+from reference.decode import release_experts
 from reference.expert import Draw
 from reference.model import ModelConfig, Transformer
 from reference.presets import preset
@@ -54,6 +55,16 @@ def test_greedy_takes_the_likeliest() -> None:
     assert ((logits.amax(-1) - chosen).abs() <= 2.0**-6).all()  # of equals to a rounding either may come first
 
 
+def test_completions_are_drawn_together_as_each_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for size in (3, 60, 257):
+        for sampling in (Sampling(1.0, 1.0, 7), Sampling(0.7, 0.5, 8), Sampling(0.0), Sampling(2.0, 0.9)):
+            logits = (3 * torch.randn(33, size, generator=generator)).to(torch.bfloat16)
+            places, numbers = list(range(33)), [n * n for n in range(33)]
+            alone = [sampling.choose(*each) for each in zip(logits, places, numbers, strict=True)]
+            assert sampling.choose_each(logits, places, numbers) == alone
+
+
 def test_a_completion_has_its_own_seed() -> None:
     sampler = Sampler(model())
     first = sampler.sample([[1, 2]] * 3, 8, Sampling(1.0, 1.0, 5), None)
@@ -94,6 +105,15 @@ def test_experts_are_kept_in_their_bits(recipe: str, bits: float) -> None:
     weights = 6 * 4 * (64 * 32 + 32 * 32)
     outers = 5 * 2 * 4 * 4 if recipe == "fourbit" else 0  # one FP32 number an expert and matrix
     assert Sampler(model(recipe)).frozen.expert_bytes == weights * bits / 8 + outers
+
+
+def test_masters_can_go_once_they_are_packed() -> None:
+    m = model()
+    sampler = Sampler(m)
+    before = sampler.sample(PROMPTS, 4, Sampling(1.0, 1.0), None)
+    release_experts(m)
+    assert sum(p.numel() for name, p in m.named_parameters() if name.endswith(("w13", "w2"))) == 0
+    assert sampler.sample(PROMPTS, 4, Sampling(1.0, 1.0), None) == before
 
 
 @pytest.mark.parametrize(
