@@ -265,6 +265,7 @@ def _check_idle(c: TrainConfig) -> None:
     for name, needs, there in (
         ("full_every", "model.window", c.model.window is not None),
         ("bias_speed", "model.router sigmoid", c.model.router == "sigmoid"),
+        ("balance", "model.router softmax", c.model.router == "softmax"),
         ("dense_dim", "model.dense_layers", c.model.dense_layers != 0),
     ):
         value = getattr(c.model, name)
