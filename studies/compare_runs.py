@@ -131,9 +131,6 @@ def draw(curves: list[Curve]) -> Figure:
             axes.set_xlabel("million tokens")
             axes.set_ylabel("nats per token")
             axes.set_xlim(left=0)
-        left.set_yscale("log")
-        left.yaxis.set_major_formatter("{x:.1f}")
-        left.yaxis.set_minor_formatter("{x:.1f}")
         figure.legend(loc="outside lower center", ncols=4)
     return figure
 

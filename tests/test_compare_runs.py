@@ -13,6 +13,8 @@ import pytest
 import fourbit
 from studies.compare_runs import differences, gather, tabulate
 
+ROOT = Path(fourbit.__file__).parent
+
 
 def _run(
     folder: Path, preset: str, losses: dict[int, float], steps: int = 6, corpus: str = "a", **config: object
@@ -70,3 +72,15 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, capsys: pytest.Captu
     ):
         assert fourbit.main(["compare", *map(str, words)]) == 2
         assert says in capsys.readouterr().err
+
+
+def test_what_the_readme_says_of_runs_on_a_gpu_is_what_their_records_hold() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    table = pd.read_csv(ROOT / "tests" / "records" / "h200_runs.csv")
+    last = table[table.step == table.step.max()].set_index("run").heldout_ce
+    assert f"Held-out after {table.step.max():,} steps: " in readme
+    said = ", ".join(f"`{run}` {last[run]:.3f}" for run in ("bf16", "mxfp8", "fourbit"))
+    assert f"{said} nats per byte" in readme
+    twice = pd.read_csv(ROOT / "tests" / "records" / "h200_runs_twice.csv", float_precision="round_trip")
+    assert set(twice.run) == set(last.index) and f"[{len(twice)} steps that were taken twice]" in readme
+    assert (twice.loss_killed == twice.loss_resumed).all() and (twice.grad_norm_killed == twice.grad_norm_resumed).all()
