@@ -45,6 +45,12 @@ def _generate(argv: list[str]) -> int:
     return generate.main(argv, operations)
 
 
+def _export(argv: list[str]) -> int:
+    from reference import export
+
+    return export.main(argv)
+
+
 def _tokenize(argv: list[str]) -> int:
     from reference import tokenizing
 
@@ -180,6 +186,9 @@ COMMANDS: dict[str, Command] = {
     "train": Command("train a model under a recipe", _train),
     "eval": Command("evaluate a trained model: held-out loss, bits per byte, small tasks with known answers", _eval),
     "generate": Command("continue a text by a trained model", _generate),
+    "export": Command(
+        "write a trained model as a folder that other tools load, quantized without calibration", _export
+    ),
     "tokenize": Command("train a tokenizer and write tokenized shards to train on", _tokenize),
     "monitor": Command("show what a run's monitor has seen: table, figure, TensorBoard", _monitor),
     "compare": Command("set the held-out curves of runs side by side: table and figure", _compare),
