@@ -1,7 +1,7 @@
 """The words of `fourbit train`: how they become a configuration, and which words would give a configuration.
 
-`--dial 12` sets every size of the model that goes with a depth of 12 (`ModelConfig.dial`), `--init-from FOLDER` those of
-the folder's weights; a `--model.` field that is given beside it stands, whatever its value. A run is named by its
+`--dial 12` sets every size of the model that goes with a depth of 12 (`ModelConfig.dial`), `--init-from FOLDER` those
+of the folder; a `--model.` field that is given beside it stands, whatever its value. A run is named by its
 sizes, so it does not matter how they were said.
 """
 

@@ -6,9 +6,11 @@ of a block was, which decides its scale; such a value is moved inside the cell t
     E8M0    its code is half the largest, 224 or 3: the original was larger, or the scale would be half of what it is
     E4M3    the scale is subnormal, a step h = 2^-9 apart: the original was within 6 (scale +- h / 2) outer
             the scale is 0: everything decodes to 0, and the originals were below 6 (h / 2) outer
-    outer   amax / 2688 (1536 under four-over-six) in FP32 is not the outer: amax is an ulp off; or, of outers that are
-            powers of two, just half of it: amax was larger, or the outer would be half of what it is
+    outer   it is rounded up to a power of two, and just twice amax / 2688 (1536 under four-over-six): the original was
+            larger, or the outer would be half of what it is
 
+An outer that is not rounded comes back: fl(2688 outer) is no further from 2688 outer than the original amax is, whose
+quotient the outer is.
 Codes that another rule made, such as one that calibrates, need not come back; their values do. Shapes: N outputs, K
 inputs, matrices (N, K).
 """
@@ -63,18 +65,10 @@ def _hidden(size: Tensor, scales: Tensor) -> Tensor:
 
 
 def settle(values: Tensor, outer: Tensor) -> Tensor:
-    """All the values that share an outer scale, FP32, with the largest such that the outer scale comes of it again, if
-    rounding decides that. outer: float32 ()."""
+    """All the values that share an outer scale, FP32, with the largest a little larger if the outer scale is a power of
+    two that would be half of it else. outer: float32 ()."""
     amax = values.abs().max()
-    largest = values.abs() == amax
-    for divisor in _DIVISORS:
-        d = torch.full_like(amax, divisor)
-        if bool(torch.frexp(outer).mantissa == 0.5) and bool(amax / d == outer * 0.5):
-            return torch.where(largest, values * (1 + 2.0**-20), values)
-        if bool((amax / (outer * d) - 1).abs() >= 2.0**-20):
-            continue
-        below, above = (torch.nextafter(amax, torch.full_like(amax, end)) for end in (0.0, torch.inf))
-        for found in (amax, below, above):
-            if bool(found / d == outer):
-                return torch.where(largest, found.copysign(values), values)
-    return values
+    half = [bool(amax / torch.full_like(amax, divisor) == outer * 0.5) for divisor in _DIVISORS]
+    if not any(half) or float(torch.frexp(outer).mantissa) != 0.5:
+        return values
+    return torch.where(values.abs() == amax, values * (1 + 2.0**-20), values)
