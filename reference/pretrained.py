@@ -54,7 +54,7 @@ def sizes_of(folder: Path) -> dict[str, Any]:
     try:
         sizes = _sizes(config, found)
         _require_same(config, found, sizes)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise ValueError(f"{str(path)!r} is damaged, or of another version: {_told(error)}; restore it") from None
     except ValueError as error:
         raise ValueError(f"{str(path)!r}: {error}") from None
@@ -122,6 +122,9 @@ def _sizes(config: dict[str, Any], found: Architecture) -> ModelConfig:
     if found.kind == "glm4_moe":
         fields |= {"router": "sigmoid", "dense_layers": config["first_k_dense_replace"]}
         fields["shared_dim"] = config["n_shared_experts"] * fields["expert_dim"]
+    for name, value in fields.items():
+        if name != "router" and value is not None and type(value) is not int:
+            raise TypeError(f"{name} is {value!r}")
     sizes = ModelConfig(**fields)
     if sizes.dense_layers and sizes.dense_width != config["intermediate_size"]:
         sizes = ModelConfig(**fields, dense_dim=config["intermediate_size"])

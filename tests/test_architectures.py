@@ -9,21 +9,14 @@ are the same for every token, which rounding could change only near a tie: the s
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from export_models import GLM4_MOE, MIXTRAL, MODELS, QWEN2_MOE, SIZES, loaded
-from torch import Tensor
+from export_models import GLM4_MOE, MIXTRAL, MODELS, QWEN2_MOE, SIZES, assert_same_function, loaded
 
-from reference import moe
 from reference.architectures import architecture_of, gates, library_config, places
-from reference.expert import Draw
 from reference.export import export, write
-from reference.load import Loaded
 from reference.model import ModelConfig
 from reference.pretrained import sizes_of
-from reference.router import Choice, choose
 
 
 @pytest.fixture(autouse=True)
@@ -34,54 +27,11 @@ def threads(one_thread: None) -> None:
 SEEDS = {"qwen2_moe": 22, "mixtral": 22, "glm4_moe": 4}  # of tokens that BF16 sends to the same experts
 
 
-def tokens(seed: int) -> Tensor:
-    return torch.randint(0, 256, (2, 12), generator=torch.Generator().manual_seed(seed))
-
-
-def ours(run: Loaded, tokens_BS: Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, list[Tensor]]:
-    """Logits, and the experts of every token by layer."""
-    chosen: list[Tensor] = []
-
-    def recorded(*arguments: Any) -> Choice:
-        found = choose(*arguments)
-        chosen.append(found.experts)
-        return found
-
-    monkeypatch.setattr(moe, "choose", recorded)
-    with torch.no_grad():
-        return run.model.logits(tokens_BS, Draw(0, -1, 0))[0].to(torch.float32), chosen
-
-
-def theirs(folder: Path, tokens_BS: Tensor, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
-    """The same by transformers, every tensor of the folder read and none missing."""
-    transformers = pytest.importorskip("transformers", reason="pip install transformers")
-    model, told = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    assert not any(told.values()), told
-    chosen: list[Tensor] = []
-    for name, module in model.named_modules():
-        if name.endswith("mlp.gate"):
-            module.register_forward_hook(lambda *a: chosen.append(a[-1][2].flatten(0, -2).sort(-1).values))
-    with torch.no_grad():
-        return model.eval()(tokens_BS).logits.to(torch.float32), chosen
-
-
-def distance(a: Tensor, b: Tensor) -> float:
-    return (a - b).square().mean().sqrt().item()
-
-
 @pytest.mark.parametrize("kind", MODELS)
-def test_transformers_computes_the_same(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_computes_the_same(kind: str, tmp_path: Path) -> None:
     run = loaded("bf16", MODELS[kind])
     write(export(run, "bf16"), run, tmp_path)
-    tokens_BS = tokens(SEEDS[kind])
-    logits, chosen = ours(run, tokens_BS, monkeypatch)
-    exact, same = theirs(tmp_path, tokens_BS, torch.float32)
-    rounded, too = theirs(tmp_path, tokens_BS, torch.bfloat16)
-    assert len(chosen) == 6 - MODELS[kind].dense_layers
-    for a, b, c in zip(chosen, same, too, strict=True):
-        assert torch.equal(a, b) and torch.equal(a, c)
-    assert distance(logits, exact) <= distance(rounded, exact)
-    assert distance(logits, exact) < 0.02 * exact.std()  # both are small
+    assert_same_function(run.model, tmp_path, SEEDS[kind])
 
 
 @pytest.mark.parametrize("kind", MODELS)
