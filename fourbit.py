@@ -187,7 +187,7 @@ COMMANDS: dict[str, Command] = {
     "eval": Command("evaluate a trained model: held-out loss, bits per byte, small tasks with known answers", _eval),
     "generate": Command("continue a text by a trained model", _generate),
     "export": Command(
-        "write a trained model as a folder that other tools load, quantized without calibration", _export
+        "write a trained model as a folder that other tools load: compressed-tensors, modelopt, BF16", _export
     ),
     "tokenize": Command("train a tokenizer and write tokenized shards to train on", _tokenize),
     "monitor": Command("show what a run's monitor has seen: table, figure, TensorBoard", _monitor),

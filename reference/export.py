@@ -11,6 +11,9 @@ norms and biases of routers stay FP32. Under bf16 everything is BF16, quantized 
 stand for, rounded once; exact in MXFP8, and in NVFP4 where the outer scale is a power of two. The format of activations
 is not exported: a server would need calibrated scales for it, and the run's own are made anew for every token.
 
+The library transformers 5.24 by itself stacks the experts of compressed-tensors without their outer scales, and says
+nothing; the package's `CompressedTensorsDequantizer` does not, and makes a folder that transformers loads.
+
 config.json is removed first and written last, so that a folder that has it is whole.
 """
 
