@@ -170,9 +170,11 @@ def test_nothing_but_an_export_is_replaced(run: Path, tmp_path: Path, force: boo
         require_free(tmp_path, force)
     with pytest.raises(ValueError, match="is a file; name a folder"):
         require_free(tmp_path / "notes.txt", force)
-    (tmp_path / "notes.txt").rename(tmp_path / "config.json")
-    with pytest.raises(ValueError, match="no export"):
-        require_free(tmp_path, force)
+    (tmp_path / "notes.txt").unlink()
+    for contents in ("mine", "[]", '{"steps": 3}'):
+        (tmp_path / "config.json").write_text(contents)
+        with pytest.raises(ValueError, match="no export"):
+            require_free(tmp_path, force)
 
 
 def test_an_export_that_was_cut_short_is_no_model_and_may_be_replaced(
