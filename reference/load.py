@@ -27,7 +27,7 @@ from .schedule import schedule
 
 TUNED = "tuned"  # what config.json of a run has besides that went on from another one: see `tune`
 # what config.json has besides the fields of a configuration, or in another form: none of it decides what a model is
-_NOT_FIELDS = ("ops", "monitor_reference", TUNED)
+_NOT_FIELDS = ("ops", "monitor_reference", "init_from", TUNED)
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,6 +44,8 @@ from .model import Transformer
 from .optimizer import make_optimizer
 from .pinned import pinned
 from .presets import preset
+from .pretrained import digest as pretrained_digest
+from .pretrained import initialize
 from .recipe import Recipe
 from .run import Run
 from .schedule import Schedule, schedule
@@ -56,6 +58,7 @@ _NOT_IDENTITY = (
     *("out", "progress", "activations", "monitor_every", "monitor_reference", "tensorboard", "wandb", "raise_to"),
     "ops",  # told by the module's own name
     "recompute",
+    "init_from",  # counts by what is in it
 )
 # fields that runs of earlier versions had at their defaults, without noting them
 _LATER = (
@@ -198,6 +201,8 @@ def _build(config: TrainConfig, recipe: Recipe, layers: Schedule, ops: ModuleTyp
             model.follow(layers.start)
         if config.parity:
             model.keep_parity()
+        if config.init_from is not None:
+            initialize(model, config.model, config.init_from)
         return model.to(config.device)
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, MemoryError) or "memory" in str(error):
@@ -238,6 +243,8 @@ def identity_of(config: TrainConfig, ops: ModuleType, reference: dict[int, float
     fields["tokenizer"] = str(config.tokenizer)
     found = {"ops": ops.__name__} | {name: value for name, value in fields.items() if name not in unset}
     found["model"] = stated(config.model)
+    if config.init_from is not None:
+        found["init_from"] = pretrained_digest(config.init_from)
     if config.thresholds:
         found |= {"monitor_every": config.monitor_every, "raise_to": config.raise_to}
     if config.raise_loss is not None:
