@@ -146,18 +146,21 @@ def _show(text: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Rollouts:
-    """Packed completions, those that teach first: `rows`, and beside each token to be learned the sampler's log
-    probability of it and the advantage, float32 (N, S). `taught`: rows that hold a completion that teaches."""
+    """Packed completions, equal ones of a problem once, those that teach first: `rows`, and beside each token to be
+    learned the sampler's log probability of it, the advantage, and how often it was drawn, float32 (N, S). `taught`:
+    rows that hold a completion that teaches."""
 
     rows: Rows
     old: Tensor
     advantages: Tensor
+    times: Tensor
     taught: int
 
     def part(self, first: int, last: int, device: str) -> tuple[Tensor, ...]:
-        """Of some rows, on the device: tokens, targets, segments, old, advantages."""
+        """Of some rows, on the device: tokens, targets, segments, old, advantages, times."""
         r = self.rows
-        return tuple(t[first:last].to(device) for t in (r.tokens, r.targets, r.segments, self.old, self.advantages))
+        found = r.tokens, r.targets, r.segments, self.old, self.advantages, self.times
+        return tuple(t[first:last].to(device) for t in found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,27 +220,31 @@ class Rl:
         return self.scorer(asked, self.tuning.start.codec.decode(found.tokens))
 
     def _packed(self, asked: list[Problem], done: list[Completion], advantages: Tensor) -> Rollouts:
-        """Completions in rows."""
+        """Completions in rows. Equal ones of a problem, of equal rewards, pass through the model once."""
         codec, sequence = self.tuning.start.codec, self.tuning.start.config.model.sequence
-        order = sorted(range(len(done)), key=lambda i: advantages[i].item() == 0)
+        same: dict[tuple[float, ...], list[int]] = {}
+        for i, found in enumerate(done):
+            same.setdefault((i // self.config.group, advantages[i].item(), *found.tokens), []).append(i)
+        drawn = {those[0]: len(those) for those in same.values()}
+        order = sorted(drawn, key=lambda i: advantages[i].item() == 0)
         texts = []
         for i in order:
             before, after = codec.encode(asked[i].prompt), done[i].tokens
             texts.append(Example((*before, *after), (False,) * len(before) + (True,) * len(after)))
         rows = pack(texts, sequence)
-        old, advantage = torch.zeros(rows.tokens.shape), torch.zeros(rows.tokens.shape)
+        old, advantage, times = (torch.zeros(rows.tokens.shape) for _ in range(3))
         taught = 0
         for i, text, (row, column) in zip(order, texts, rows.places, strict=True):
             last = column + len(text.tokens) - 1
             at = row, slice(last - len(done[i].tokens), last)
-            old[at], advantage[at] = torch.tensor(done[i].logprobs), advantages[i]
+            old[at], advantage[at], times[at] = torch.tensor(done[i].logprobs), advantages[i], drawn[i]
             taught = row + 1 if advantages[i] != 0 else taught
-        return Rollouts(rows, old, advantage, taught)
+        return Rollouts(rows, old, advantage, times, taught)
 
     def _update(self, rollouts: Rollouts, step: int, update: int) -> dict[str, Any]:
         """One optimizer step, if anything teaches. What the log says is a mean over tokens."""
         c, grain = self.config, self.config.grain
-        count = int((rollouts.rows.targets != IGNORED).sum())
+        count = int(rollouts.times.sum())
         compared = c.kl_weight > 0 or step % c.eval_every == 0 or step in (1, c.steps)
         sums: dict[str, float] = {}
         largest = 0.0
@@ -261,29 +268,29 @@ class Rl:
         self, part: tuple[Tensor, ...], draw: Draw, compared: bool
     ) -> tuple[Tensor, Tensor, dict[str, float], float]:
         """(loss, summed over tokens; balance; sums for the log; largest difference of sampler and trainer)."""
-        tokens, targets, segments, old_BS, advantages_BS = part
+        tokens, targets, segments, old_BS, advantages_BS, times_BS = part
         learned = targets != IGNORED
         logits_BSV, balance = self.tuning.start.model.logits(tokens, draw, 1, segments)
         exactly = self.tuning.start.config.parity
         logs_NV = log_probabilities(logits_BSV[learned], exactly)
-        at, old, advantages = targets[learned][:, None], old_BS[learned], advantages_BS[learned]
+        at, old, times = targets[learned][:, None], old_BS[learned], times_BS[learned]
         new = logs_NV.gather(1, at)[:, 0]
         apart = new.detach() - old
-        surrogate, clipped = clipped_surrogate(new, old, advantages, self.config.clip_ratio)
-        loss = -surrogate.sum()
+        surrogate, clipped = clipped_surrogate(new, old, advantages_BS[learned], self.config.clip_ratio)
+        loss = -(times * surrogate).sum()
         sums = {
             "loss": 0.0,
-            "entropy": -(logs_NV.detach().exp() * logs_NV.detach()).sum().item(),
-            "clipped": clipped.sum().item(),
+            "entropy": -(times[:, None] * logs_NV.detach().exp() * logs_NV.detach()).sum().item(),
+            "clipped": (times * clipped).sum().item(),
             # of sampler and trainer, which have the same weights in a step's first update
-            "difference": apart.abs().sum().item(),
-            "kl_sampler": deviation(apart).sum().item(),
+            "difference": (times * apart.abs()).sum().item(),
+            "kl_sampler": (times * deviation(apart)).sum().item(),
         }
         if compared:
             with torch.no_grad():
                 start_BSV, _ = self.reference.logits(tokens, draw, 1, segments)
                 start = log_probabilities(start_BSV[learned], exactly).gather(1, at)[:, 0]
-            pull = deviation(start - new).sum()
+            pull = (times * deviation(start - new)).sum()
             loss, sums["kl"] = loss + self.config.kl_weight * pull, pull.item()
         sums["loss"] = loss.item()
         return loss, balance, sums, apart.abs().max().item() if len(apart) else 0.0

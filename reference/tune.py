@@ -47,7 +47,7 @@ class TuneConfig:
     """Run folder to go on from: the newest weights there, with their sizes, tokens and recipe."""
     preset: str | None = None
     """Recipe of number formats; that of `init` if left out, or fourbit without one."""
-    steps: int = 200
+    steps: int = 250
     """Steps of the whole run."""
     grain: int = 4
     """Sequences that pass through the model together."""

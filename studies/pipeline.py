@@ -54,7 +54,7 @@ class PipelineConfig:
     """Chains of each recipe; the interval of a difference needs two or more."""
     pretrain_steps: int = 300
     """Steps of `fourbit train`."""
-    sft_steps: int = 200
+    sft_steps: int = 250
     """Steps of `fourbit sft`."""
     rl_steps: int = 600
     """Steps of `fourbit rl`."""
