@@ -271,7 +271,7 @@ def test_under_parity_sampler_and_trainer_differ_in_nothing(preset: str, tmp_pat
     sizes = {"dim": 96, "heads": 4, "kv_heads": 2, "window": 6, "full_every": 2, "convolution": 3, "sequence": 64}
     first = SftConfig(tmp_path / "init", preset=preset, model=ModelConfig(**sizes), steps=3, warmup=1, examples=40)
     init = sft(dataclasses.replace(first, lr=0.01, progress="hide"), ops).folder
-    changes = {"environment": "countdown", "tokens": 12, "steps": 1, "eval_problems": 1, "prompts": 4, "kl_weight": 0.1}
+    changes = {"environment": "countdown", "tokens": 12, "steps": 1, "eval_problems": 1, "prompts": 16, "group": 4}
     found = [rl(config(tmp_path / f"{on}", init, parity=on, **changes), ops).records[0] for on in (True, False)]
     assert found[0]["difference_max"] == 0.0 == found[0]["kl_sampler"]
     assert 0.0 < found[1]["difference_max"] < 0.2
