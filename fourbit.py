@@ -115,6 +115,10 @@ def _bench(argv: list[str]) -> int:
         from studies import bench_training
 
         return bench_training.main(argv[1:])
+    if argv[:1] == ["decode"]:
+        from studies import bench_decode
+
+        return bench_decode.main(argv[1:])
     if argv[:1] == ["monitor"]:
         from numerics import ops
         from reference import monitor_cost
@@ -206,7 +210,7 @@ COMMANDS: dict[str, Command] = {
     "check": Command("say which quantizer made the bytes of a dump, or what is wrong with them", _check),
     "vectors": Command("write the conformance pack: golden vectors that need nothing else of fourbit", _vectors),
     "bench": Command(
-        "time the emulation, training or kernels: bench numerics|matmul|training|data|monitor|hw|experts", _bench
+        "time the emulation, training or kernels: bench numerics|matmul|training|decode|data|monitor|hw|experts", _bench
     ),
     "formats": Command("print tables of the element and block formats", _formats),
     "show": Command("take one code of a format apart, or encode a number: show E4M3 0x6C", _show),

@@ -47,9 +47,12 @@ class TrainConfig:
     """Sequences that pass through the model together, a multiple of grain; a grain if left out."""
     deterministic: bool = False
     """Exact sums in the experts' products and every grain alone: the same bits for any micro_batch; slower."""
+    parity: bool = False
+    """Forms of every operation whose bits depend on a token's own sequence alone, exact sums among them, so that what
+    `fourbit generate --parity` computes equals this model's training forward; several times slower."""
     products: str | None = None
     """How the experts' products are summed: a name of `numerics.ACCUMULATORS` that takes the recipe's operands, such as
-    fp32, or hopper_bf16 with bf16; if left out, library, and exact under deterministic."""
+    fp32, or hopper_bf16 with bf16; if left out, library, and exact under deterministic or parity."""
     ops: Literal["emulated", "triton", "blackwell-library"] = "emulated"
     """What computes the experts: the emulation; Triton kernels with the same bits, on a GPU; or these with the
     block-scaled products of torch, on a B200 or B300 (blackwell-library; never run)."""
@@ -141,7 +144,7 @@ class TrainConfig:
     @property
     def accumulator(self) -> str:
         """Of the experts' products."""
-        return self.products or ("exact" if self.deterministic else "library")
+        return self.products or ("exact" if self.deterministic or self.parity else "library")
 
     @property
     def decay_steps(self) -> int:
@@ -176,7 +179,8 @@ def check(config: TrainConfig) -> None:
 
 def _rules(c: TrainConfig) -> list[tuple[str, bool, str]]:
     """Field, whether its value is good, and what would do; the first that is not good is told."""
-    summing = [name for name in ACCUMULATORS if name != "library" or not c.deterministic]
+    alone = c.deterministic or c.parity
+    summing = [name for name in ACCUMULATORS if name != "library" or not alone]
     return [
         ("order", c.order in ("random", "epoch"), "use 'random' or 'epoch'"),
         ("steps", c.steps >= 1, "use 1 or more"),
@@ -191,7 +195,7 @@ def _rules(c: TrainConfig) -> list[tuple[str, bool, str]]:
         (
             "products",
             c.products in (None, *summing),
-            f"use one of {', '.join(summing)}" + "; library depends on what passes together" * c.deterministic,
+            f"use one of {', '.join(summing)}" + "; library depends on what passes together" * alone,
         ),
         *_learning_rules(c),
         ("eval_every", c.eval_every >= 1, "use 1 or more"),

@@ -73,6 +73,8 @@ def load_run(folder: Path, ops: ModuleType = emulated, device: str = "cpu", step
     layers = schedule(config)
     model = Transformer(config.model, preset(config.preset), ops, config.seed, config.accumulator)
     model.follow(layers.at(meta["step"], _raised(folder, config, meta["step"])))
+    if config.parity:
+        model.keep_parity()
     model.load_state_dict(checkpoint.model_weights(tensors, model))
     model.requires_grad_(False).eval()
     return Loaded(config, model.to(device), meta["step"], meta["corpus"], _alphabet(folder, config))

@@ -27,6 +27,8 @@ class MoE(nn.Module):
     convolution: taps of the convolution, 0 for none.
     """
 
+    parity = False
+
     def __init__(
         self,
         dim: int,
@@ -63,7 +65,7 @@ class MoE(nn.Module):
         return out_BSD, torch.stack(balances).mean()
 
     def _grain(self, x_TD: Tensor, setting: Setting) -> tuple[Tensor, Tensor]:
-        choice = choose(x_TD, self.router, self.top_k, self.balancer)
+        choice = choose(x_TD, self.router, self.top_k, self.balancer, self.parity)
         routing = route(choice.experts, self.experts)
         if self.balancer is not None:
             self.balancer.count(routing.counts)

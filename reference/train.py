@@ -63,7 +63,7 @@ _NOT_IDENTITY = (
 # fields that runs of earlier versions had at their defaults, without noting them
 _LATER = (
     *("optimizer", "moments", "muon_momentum", "schedule", "decay_share", "decay_shape"),
-    *("tokenizer", "end_token", "text_field", "order"),
+    *("tokenizer", "end_token", "text_field", "order", "parity"),
 )
 
 
@@ -201,6 +201,8 @@ def _build(config: TrainConfig, recipe: Recipe, layers: Schedule, ops: ModuleTyp
             model.follow(layers.start)
         if config.init_from is not None:
             initialize(model, config.model, config.init_from)
+        if config.parity:
+            model.keep_parity()
         return model.to(config.device)
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, MemoryError) or "memory" in str(error):

@@ -139,6 +139,7 @@ def test_a_command_gets_its_arguments_and_its_exit_code_is_returned(name: str, s
         ("hw", "hw.bench_hw"),
         ("experts", "hw.bench_experts"),
         ("training", "studies.bench_training"),
+        ("decode", "studies.bench_decode"),
     ],
 )
 def test_a_bench_gets_its_own_arguments(
