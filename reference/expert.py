@@ -143,7 +143,7 @@ class ExpertMLP(torch.autograd.Function):
         wire = setting.wire
         w13_q, w2_q = ops.quantize_tokens(w13, recipe.weight), ops.quantize_tokens(w2, recipe.weight)
         sent = ops.quantize_tokens(x, recipe.input)
-        x_q = rows_of(sent, routing.tokens)  # dispatch: a token's payload to each expert
+        x_q = _rows(sent, routing.tokens)  # dispatch: a token's payload to each expert
         h_q, gate_up = ops.gate_up_glu(x_q, w13_q, routing.groups, recipe.hidden, setting.accumulator)
         payload = ops.down_to_wire(h_q, w2_q, routing.groups, wire, setting.accumulator)
         out, _ = ops.aggregate(payload, routing.slots, weights, wire)
@@ -251,7 +251,7 @@ class Again:
         return q
 
 
-def rows_of(q: Any, index: Tensor) -> Any:
+def _rows(q: Any, index: Tensor) -> Any:
     return q.rows(index) if isinstance(q, BlockTensor) else q.index_select(0, index)
 
 

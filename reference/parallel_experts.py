@@ -27,11 +27,13 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from .collectives import exchange
-from .expert import Again, Role, Routing, Setting, decoded, rows_of
+from numerics.ops import Cast
+
+from .collectives import Traffic, exchange, exchange_counts
+from .expert import Again, Role, Routing, Setting, decoded
 from .recipe import ExpertRecipe
 from .saved import restore, save
-from .wires import pack, unpack
+from .wires import Layout, pack, unpack
 
 Parts = list[tuple[Tensor, Tensor]]
 
@@ -45,6 +47,7 @@ class Placement:
         experts: in all.
         parts: None: gradients of grains are added where they are made. Else they are kept here, for each pass
             (d_w13, d_w2) of every rank's grain, in rank order.
+        traffic: counts what is sent.
     """
 
     group: dist.ProcessGroup
@@ -52,6 +55,7 @@ class Placement:
     index: int
     experts: int
     parts: Parts | None = None
+    traffic: Traffic = field(default_factory=Traffic)
 
     def __post_init__(self) -> None:
         if self.experts % self.ranks:
@@ -69,14 +73,11 @@ class Placement:
 
     def visits(self, routing: Routing, grain: int) -> Visits:
         """Tell the other ranks what comes: the grain, and how many rows for each of their experts."""
-        offsets = routing.groups
-        counts = torch.tensor(offsets).diff().view(self.ranks, self.local)
+        counts = torch.tensor(routing.groups).diff().view(self.ranks, self.local)
         told = torch.cat([torch.full((self.ranks, 1), grain), counts], dim=1)  # [N, 1 + E / N]
-        met = torch.empty_like(told)
-        dist.all_to_all_single(met, told, group=self.group)
-        grains, arriving = met[:, 0].tolist(), met[:, 1:]
-        groups = [(0, *part) for part in arriving.cumsum(1).tolist()]
-        return Visits(self, grains, groups, counts.sum(1).tolist())
+        met = exchange_counts(told.flatten(), self.group, self.traffic)
+        groups = [(0, *offsets) for offsets in met[:, 1:].cumsum(1).tolist()]
+        return Visits(self, met[:, 0].tolist(), groups, counts.sum(1).tolist())
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,15 +95,19 @@ class Visits:
         """Rows from every rank."""
         return [offsets[-1] for offsets in self.groups]
 
-    def go(self, rows: Any, phase: str) -> list[Any]:
-        """Rows (R, D) sorted by expert go to their experts: those from every rank."""
-        arrived = exchange(pack(rows), self.sends, self.arrives, self.placement.group, phase).wait()
-        return [unpack(part, rows) for part in arrived.split(self.arrives)]
+    def go(self, packed: Tensor, layout: Layout, phase: str) -> list[Any]:
+        """Rows (R, bytes) sorted by expert go to their experts: those from every rank, unpacked."""
+        arrived = self._exchange(packed, self.sends, self.arrives, layout, phase)
+        return [unpack(part, layout) for part in arrived.split(self.arrives)]
 
-    def come_back(self, rows: list[Any], phase: str) -> Any:
+    def come_back(self, rows: list[Any], layout: Layout, phase: str) -> Any:
         """Rows for every rank go back: those of this rank's tokens, (R, D), sorted by expert."""
-        sent = torch.cat([pack(part) for part in rows])
-        return unpack(exchange(sent, self.arrives, self.sends, self.placement.group, phase).wait(), rows[0])
+        packed = torch.cat([pack(part) for part in rows])
+        return unpack(self._exchange(packed, self.arrives, self.sends, layout, phase), layout)
+
+    def _exchange(self, packed: Tensor, send: list[int], receive: list[int], layout: Layout, phase: str) -> Tensor:
+        placement = self.placement
+        return exchange(packed, send, receive, placement.group, phase, layout.width, placement.traffic).wait()
 
     def settings(self, setting: Setting) -> list[Setting]:
         """`setting` with the random words of every grain that arrives, for the experts here."""
@@ -131,13 +136,14 @@ class ParallelExperts(torch.autograd.Function):
         ops, recipe, wire = setting.ops, setting.recipe, setting.wire
         w13_q, w2_q = ops.quantize_tokens(w13, recipe.weight), ops.quantize_tokens(w2, recipe.weight)
         visits = placement.visits(routing, setting.draw.grain)
-        sent = rows_of(ops.quantize_tokens(x, recipe.input), routing.tokens)
-        arrived, kept, payloads = visits.go(sent, "dispatch"), [], []
+        width = x.shape[1]
+        packed = pack(ops.quantize_tokens(x, recipe.input)).index_select(0, routing.tokens)
+        arrived, kept, payloads = visits.go(packed, Layout(width, recipe.input), "dispatch"), [], []
         for x_q, groups in zip(arrived, visits.groups, strict=True):
             h_q, gate_up = ops.gate_up_glu(x_q, w13_q, groups, recipe.hidden, setting.accumulator)
             payloads.append(ops.down_to_wire(h_q, w2_q, groups, wire, setting.accumulator))
             kept.append((h_q, gate_up))
-        payload = visits.come_back(payloads, "combine")
+        payload = visits.come_back(payloads, Layout(width, Cast(recipe.combine_fmt)), "combine")
         out, _ = ops.aggregate(payload, routing.slots, weights, wire)
         ctx.routing, ctx.setting, ctx.visits = routing, setting, visits
         extra = [] if setting.recompute_glu else [gate_up for _, gate_up in kept]
@@ -157,8 +163,11 @@ class ParallelExperts(torch.autograd.Function):
         words = setting.draw.random(setting.place, Role.DY, routing.groups)
         sent = ops.grad_to_wire(g, routing.tokens, row_weights, cast, words)  # [R, D]
 
+        layout = Layout(g.shape[1], cast)
         ranks = visits.placement.ranks
-        arrived = zip(visits.go(sent, "gradient dispatch"), operands[:ranks], operands[ranks:], strict=True)
+        arrived = zip(
+            visits.go(pack(sent), layout, "gradient dispatch"), operands[:ranks], operands[ranks:], strict=True
+        )
         grains = _Grains(w13_q, w2_q)
         parts, returned = [], []
         for i, (alone, (dy, x_q, h_q)) in enumerate(zip(visits.settings(setting), arrived, strict=True)):
@@ -166,7 +175,8 @@ class ParallelExperts(torch.autograd.Function):
             dx, *part = grains.backward(alone, visits.groups[i], dy, x_q, h_q, gate_up)
             returned.append(dx)
             parts.append((part[0], part[1]))
-        dx, _ = ops.aggregate(visits.come_back(returned, "gradient combine"), routing.slots, None, ops.Wire(None))
+        came = visits.come_back(returned, layout, "gradient combine")
+        dx, _ = ops.aggregate(came, routing.slots, None, ops.Wire(None))
         return dx.to(g.dtype), d_weights, *_kept(visits.placement, parts), None, None, None
 
 
@@ -221,15 +231,15 @@ class _Grains:
 
 def require_placeable(name: str, recipe: ExpertRecipe) -> None:
     """Raises ValueError for a recipe of experts whose bits need what lies on other ranks."""
-    casts = {role: getattr(recipe, role) for role in ("input", "hidden", "weight", "grad", "grad_wire")}
+    casts = {role: getattr(recipe, role) for role in ("hidden", "weight", "grad", "grad_wire")}
     recasts = {role: getattr(recipe, role) for role in ("saved_weight", "saved_input")}
     scopes = {f"{role}.outer": cast.outer for role, cast in casts.items() if cast is not None}
     scopes |= {f"{role}.scope": recast.scope for role, recast in recasts.items()}
     whole = [role for role, scope in scopes.items() if scope == "tensor"]
     if whole:
         raise ValueError(
-            f"preset {name!r} has one outer scale per tensor ({', '.join(whole)}), of rows that lie on several ranks with "
-            "ep above 1; use ep 1 with more fsdp or dp, or a recipe with a scale per token, such as fourbit"
+            f"preset {name!r} has one outer scale per tensor ({', '.join(whole)}), whose rows lie on several ranks "
+            "with ep above 1; use ep 1 with more fsdp or dp, or a recipe with a scale per token, such as fourbit"
         )
     if recipe.originals:
         raise ValueError(
