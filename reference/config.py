@@ -127,6 +127,15 @@ class TrainConfig:
     """Where to train; never chosen for you."""
     threads: int = 1
     """CPU threads; FP32 sums depend on them. More than one pays from a width of several hundred, on an idle machine."""
+    ep: int = 1
+    """Ranks that share out the experts of a layer; it divides model.experts. Of several ranks, which `torchrun` starts:
+    ep * fsdp * dp of them, each with its own grains."""
+    fsdp: int = 1
+    """Ranks that shard what is not an expert, and its optimizer; under deterministic every rank holds it."""
+    dp: int = 1
+    """Repeats of these ranks."""
+    timeout: float = 300.0
+    """Seconds without a word after which a rank counts as dead."""
     activations: Path | None = None
     """Safetensors file for what the experts of the last step read, by layer, as `fourbit validate --activations` takes
     it."""
@@ -139,6 +148,11 @@ class TrainConfig:
     def accumulator(self) -> str:
         """Of the experts' products."""
         return self.products or ("exact" if self.deterministic else "library")
+
+    @property
+    def ranks(self) -> int:
+        """Processes that train together."""
+        return self.ep * self.fsdp * self.dp
 
     @property
     def decay_steps(self) -> int:
@@ -191,6 +205,7 @@ def _rules(c: TrainConfig) -> list[tuple[str, bool, str]]:
             f"use one of {', '.join(summing)}" + "; library depends on what passes together" * c.deterministic,
         ),
         *_learning_rules(c),
+        *_rank_rules(c),
         ("eval_every", c.eval_every >= 1, "use 1 or more"),
         (
             "eval_sequences",
@@ -209,6 +224,25 @@ def _rules(c: TrainConfig) -> list[tuple[str, bool, str]]:
         ("device", c.device != "cuda" or torch.cuda.is_available(), "this torch sees no CUDA device; use 'cpu'"),
         ("activations", can_be_file(c.activations), "name a file in a folder that exists"),
         ("progress", c.progress in ("auto", "show", "hide"), "use 'auto', 'show' or 'hide'"),
+    ]
+
+
+def _rank_rules(c: TrainConfig) -> list[tuple[str, bool, str]]:
+    """Those of several ranks."""
+    ranks, alone = c.ranks, "it is for one process; leave it out with several ranks"
+    together = max(1, ranks) * (max(1, c.grain) if c.deterministic else c.micro_batch or c.grain)
+    several = [(name, getattr(c, name), getattr(TrainConfig, name)) for name in ("optimizer", "moments", "activations")]
+    return [
+        *((name, getattr(c, name) >= 1, "use 1 or more") for name in ("ep", "fsdp", "dp")),
+        ("timeout", 0 < c.timeout < math.inf, "use a positive number of seconds"),
+        ("ep", c.ep < 1 or c.model.experts % c.ep == 0, f"use a divisor of model.experts {c.model.experts}"),
+        (
+            "batch",
+            ranks <= 1 or c.batch % max(1, together) == 0,
+            f"use a multiple of {together}: {ranks} ranks pass {together // max(1, ranks)} sequences at a time",
+        ),
+        *((name, ranks <= 1 or value == default, alone) for name, value, default in several),
+        *((name, ranks <= 1, alone) for name in c.thresholds),
     ]
 
 

@@ -42,8 +42,10 @@ from .log import TrainingStopped, open_run, read_log, require_run_folder
 from .logbook import Logbook, require_wandb
 from .model import Transformer
 from .optimizer import make_optimizer
+from .parallel_run import ParallelRun, opened, parallel, place, speaks
 from .pinned import pinned
 from .presets import preset
+from .ranks import Ranks, leave, ranks_of
 from .recipe import Recipe
 from .run import Run
 from .schedule import Schedule, schedule
@@ -56,6 +58,7 @@ _NOT_IDENTITY = (
     *("out", "progress", "activations", "monitor_every", "monitor_reference", "tensorboard", "wandb", "raise_to"),
     "ops",  # told by the module's own name
     "recompute",
+    *("ep", "fsdp", "dp", "timeout"),
 )
 # fields that runs of earlier versions had at their defaults, without noting them
 _LATER = (
@@ -99,6 +102,8 @@ def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
     """
     config = parse(argv)
     result = train(config, operations(config.ops, config.device), command=exact(argv))
+    if not speaks():
+        return 0
     done = f"was finished already: {result.steps}" if result.resumed_from == result.steps else f"done: {result.steps}"
     print(
         f"{config.preset} in {result.folder} {done} steps, held-out {result.heldout_ce:.4f} nats "
@@ -132,6 +137,22 @@ def train(
         OSError: the disk refuses.
     """
     check(config)
+    identity = _identity(config, ops, None) if config.monitor_reference is None else {}
+    ranks = ranks_of(config, identity)
+    try:
+        return _train(config if ranks is None else parallel(config), ops, on_progress, command, ranks)
+    finally:
+        leave()
+
+
+def _train(
+    config: TrainConfig,
+    ops: ModuleType,
+    on_progress: Callable[[dict[str, Any]], None] | None,
+    command: str | None,
+    ranks: Ranks | None,
+) -> Result:
+    """See `train`."""
     recipe, layers = preset(config.preset), schedule(config)
     reference = None if config.monitor_reference is None else reference_losses(config.monitor_reference, config.out)
     if config.tensorboard is not None:
@@ -142,9 +163,12 @@ def train(
     with pinned(config.threads):
         model = _build(config, recipe, layers, ops)
         identity = _identity(config, ops, reference)
-        with open_run(config.out, identity) as log:
+        if ranks is not None:
+            place(model, config, layers, ranks)
+        with open_run(config.out, identity) if ranks is None else opened(config.out, identity, ranks) as log:
             guard = Guard(config, layers, reference)
-            run = Run(config, identity, corpus, model, make_optimizer(model, config), log, layers, guard)
+            parts = config, identity, corpus, model, make_optimizer(model, config), log, layers, guard
+            run = Run(*parts) if ranks is None else ParallelRun(*parts, ranks=ranks)
             start = run.resume(command or command_of(config))
             if start == config.steps and config.activations is not None:
                 raise ValueError(
@@ -172,12 +196,12 @@ def require_resumable(config: TrainConfig, ops: ModuleType) -> None:
 def _steps(run: Run, start: int, on_progress: Callable[[dict[str, Any]], None] | None) -> None:
     """Take the steps after `start`, with a progress bar, for TensorBoard and for Weights & Biases."""
     config = run.config
-    hidden = {"auto": None, "show": False, "hide": True}[config.progress]
+    hidden = {"auto": None, "show": False, "hide": True}[config.progress if speaks() else "hide"]
     with contextlib.ExitStack() as stack:
         watchers: list[Callable[[dict[str, Any]], None]] = [] if on_progress is None else [on_progress]
-        if config.tensorboard is not None:
+        if config.tensorboard is not None and speaks():
             watchers.insert(0, stack.enter_context(Board(config.tensorboard, start)).add)
-        if config.wandb is not None and start < config.steps:
+        if config.wandb is not None and start < config.steps and speaks():
             watchers.insert(0, stack.enter_context(Logbook(config.wandb, config.out, run.identity)).add)
         bar = stack.enter_context(
             tqdm(total=config.steps, initial=start, desc=config.preset, unit="step", disable=hidden)

@@ -1,0 +1,160 @@
+"""A training run on several ranks: each passes its own grains, and every sum over grains is in their order.
+
+In pass p rank r of N takes grain p N + r of the batch, or as many grains in a row as `micro_batch` says. Rank 0 alone
+writes the log and what is shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from .clip import clip
+from .config import TrainConfig
+from .data import heldout_batch
+from .expert import Draw
+from .log import open_run
+from .model import Losses
+from .ordered import OrderedGradients
+from .parallel_experts import place_experts, require_placeable
+from .ranks import Ranks, world_size
+from .router import Bias, rebalance
+from .run import Pass, Run, passes
+from .schedule import Schedule
+
+
+class Unwritten:
+    """The log of a rank that does not write."""
+
+    def cut(self, *_: Any) -> None:
+        """Nothing."""
+
+    append = sync = cut
+
+
+def speaks() -> bool:
+    """Whether this process writes for all of them: rank 0, or the only one there is."""
+    return world_size() is None or os.environ["RANK"] == "0"
+
+
+def parallel(config: TrainConfig) -> TrainConfig:
+    """`config` for several ranks, without a monitor; rank 0 tells so."""
+    if config.monitor_every and speaks():
+        print("several ranks: the monitor is off, since the experts of a layer are not at one place", file=sys.stderr)
+    return dataclasses.replace(config, monitor_every=0)
+
+
+def place(model: nn.Module, config: TrainConfig, layers: Schedule, ranks: Ranks) -> None:
+    """Leave in `model` what this rank keeps. Raises ValueError for recipes that need a layer's experts at one place."""
+    if ranks.ep > 1:
+        for recipe in {*layers.start, *(layers.later or ())}:
+            require_placeable(config.preset, recipe)
+    place_experts(model, ranks.group("ep"), ordered=True)
+
+
+@contextlib.contextmanager
+def opened(folder: Path, identity: dict[str, Any], ranks: Ranks) -> Iterator[Any]:
+    """The run's log, of rank 0; the others' writes nothing."""
+    with contextlib.ExitStack() as stack:
+        log: Any = Unwritten()
+        with ranks.together("opening the run"):
+            if ranks.first:
+                log = stack.enter_context(open_run(folder, identity))
+        yield log
+
+
+@dataclass(frozen=True)
+class ParallelRun(Run):
+    """A run of which this process is one of the ranks."""
+
+    ranks: Ranks = field(kw_only=True)
+    gradients: OrderedGradients = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "gradients", OrderedGradients(self.model, self.ranks))
+
+    def _enter(self, start: int, command: str) -> None:
+        with self.ranks.together("opening the log"):
+            if self.ranks.first:
+                super()._enter(start, command)
+
+    def _own(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = dict(tensors)
+        for name in self._shared_out(tensors):
+            found[name] = tensors[name].chunk(self.ranks.ep)[self.ranks.index("ep")].clone()
+        return found
+
+    def _state(self) -> dict[str, Tensor]:
+        own = super()._state()
+        found = dict(own)
+        for name in self._shared_out(own):
+            parts = [torch.empty_like(own[name]) for _ in range(self.ranks.ep)]
+            dist.all_gather(parts, own[name].detach().contiguous(), group=self.ranks.group("ep"))
+            found[name] = torch.cat(parts)
+        return found
+
+    def _shared_out(self, tensors: dict[str, Tensor]) -> list[str]:
+        return [] if self.ranks.ep == 1 else [name for name, t in tensors.items() if t.ndim == 3]
+
+    def _write(self, step: int, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        with self.ranks.together("writing a checkpoint"):
+            if self.ranks.first:
+                super()._write(step, tensors, meta)
+
+    def _passes(self, tokens_BS: Tensor, targets_BS: Tensor) -> Iterator[Pass]:
+        for number, one in enumerate(passes(self.config, tokens_BS, targets_BS)):
+            if number % self.ranks.world == self.ranks.rank:
+                yield one
+
+    def _told(self, losses: Losses) -> list[tuple[float, float, float]]:
+        return [(total, ce, extra) for total, ce, extra in self.ranks.gather(super()._told(losses)[0])]
+
+    def _passed(self) -> None:
+        self.gradients.add()
+
+    def _clip(self) -> float:
+        self.gradients.end()
+        return clip(self.model, self.config.clip, self._of_group)
+
+    def _of_group(self, own: list[float]) -> list[float]:
+        """Of all experts, from those of the ranks that hold them together."""
+        if self.ranks.ep == 1:
+            return own
+        found = [torch.empty(len(own), dtype=torch.float64) for _ in range(self.ranks.ep)]
+        dist.all_gather(found, torch.tensor(own, dtype=torch.float64), group=self.ranks.group("ep"))
+        return torch.cat(found).tolist()
+
+    def _rebalance(self) -> None:
+        for module in self.model.modules():
+            if isinstance(module, Bias):
+                dist.all_reduce(module.load)  # integers: exact in any order
+        rebalance(self.model)
+
+    def _evaluate(self) -> tuple[float, float]:
+        config, ranks = self.config, self.ranks
+        tokens_BS, targets_BS = heldout_batch(self.corpus.heldout, config.eval_sequences, config.model.sequence)
+        grains = list(zip(tokens_BS.split(config.grain), targets_BS.split(config.grain), strict=True))
+        own: list[float] = []
+        self.model.eval()
+        with torch.no_grad():
+            for first in range(0, len(grains), ranks.world):
+                # what is beyond the last grain passes for the others' sake, whose experts wait for it
+                number = min(first + ranks.rank, len(grains) - 1)
+                tokens, targets = (t.to(config.device) for t in grains[number])
+                ce = self.model(tokens, targets, Draw(config.seed, -1, number)).ce.item()
+                own += [len(tokens) * ce] if first + ranks.rank < len(grains) else []
+        self.model.train()
+        losses = [loss for part in ranks.gather(own) for loss in part]
+        return math.fsum(losses) / len(tokens_BS), self.corpus.bytes_per_token(targets_BS)
