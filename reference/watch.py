@@ -80,9 +80,19 @@ class Watch:
             self._sign(error=sentence)
         return True
 
-    def _look_for_lost(self) -> str | None:
+    def terminated(self) -> None:
+        """Another process ends this one: say which rank has gone, if one has. If none has, all are ended on purpose,
+        and the first to go is no rank that has died."""
+        lost = self._look_for_lost(_GRACE / 3)
+        if lost is not None:
+            self._say(lost)
+            return
+        with contextlib.suppress(RuntimeError):
+            self._store.add("told", 1)
+
+    def _look_for_lost(self, seconds: float = _GRACE) -> str | None:
         """After a connection broke: the sentence about who has gone, once the store knows."""
-        until = time.monotonic() + _GRACE
+        until = time.monotonic() + seconds
         while time.monotonic() < until:
             try:
                 signs = self._signs()
@@ -225,9 +235,7 @@ def _terminated(watch: Watch) -> Iterator[None]:
     def end() -> None:
         for number in iter(lambda: os.read(there, 1), b""):
             if number[0] == signal.SIGTERM:
-                lost = watch._look_for_lost()
-                if lost is not None:
-                    watch._say(lost)
+                watch.terminated()
                 os._exit(128 + signal.SIGTERM)
 
     thread = threading.Thread(target=end, daemon=True, name="fourbit signals")
