@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from .parallel_experts import Placement
+from .parallel_experts import Placement, expert_parts
 from .ranks import Ranks
 
 
@@ -59,12 +59,9 @@ class OrderedGradients:
     """The gradients of a model whose dense part every rank holds, and whose experts may be parts (`place_experts`)."""
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
-        self._placements: list[Placement] = []
-        self._experts: list[nn.Parameter] = []
-        for module in model.modules():
-            if getattr(module, "placement", None) is not None:
-                self._placements.append(module.placement)
-                self._experts += [module.w13, module.w2]
+        self._experts = list(expert_parts(model).values())  # w13 and w2 of a layer, one after the other
+        found = (getattr(module, "placement", None) for module in model.modules())
+        self._placements: list[Placement] = [placement for placement in found if placement is not None]
         apart = {id(p) for p in self._experts}
         self._dense = [p for p in model.parameters() if id(p) not in apart]
         device = self._dense[0].device

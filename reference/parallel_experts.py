@@ -248,26 +248,28 @@ def require_placeable(name: str, recipe: ExpertRecipe) -> None:
         )
 
 
-def place_experts(model: nn.Module, group: dist.ProcessGroup, ordered: bool) -> list[str]:
-    """Keep this rank's experts of every layer of `model` alone, and tell its layers so. All ranks of `group` call it.
+def place_experts(model: nn.Module, group: dist.ProcessGroup, ordered: bool) -> None:
+    """Keep this rank's experts of every layer of `model` alone, and tell its layers so; alone in the group, all.
 
     Args:
         model: a `Transformer`, whole. ordered: whether gradients of grains stay apart, in `Placement.parts`.
-
-    Returns:
-        The names of the parameters that are parts now.
     """
     ranks, index = dist.get_world_size(group), dist.get_rank(group)
-    if ranks == 1:
-        return []
-    found = []
-    for name, module in model.named_modules():
-        if not hasattr(module, "w13"):
+    for module in model.modules():
+        if ranks == 1 or not hasattr(module, "w13"):
             continue
         module.placement = placement = Placement(group, ranks, index, module.experts, [] if ordered else None)
         for part in ("w13", "w2"):
-            whole = getattr(module, part)
-            own = whole.detach()[placement.first : placement.first + placement.local].clone()
+            whole = getattr(module, part).detach()
+            own = whole[placement.first : placement.first + placement.local].clone()
             setattr(module, part, nn.Parameter(own))
-            found.append(f"{name}.{part}")
-    return found
+
+
+def expert_parts(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of which a rank has its experts alone, by name."""
+    return {
+        f"{name}.{part}": getattr(module, part)
+        for name, module in model.named_modules()
+        if getattr(module, "placement", None) is not None
+        for part in ("w13", "w2")
+    }

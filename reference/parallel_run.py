@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from . import checkpoint, sharded_checkpoint
 from .clip import clip
 from .config import TrainConfig
 from .data import heldout_batch
@@ -27,7 +28,7 @@ from .expert import Draw
 from .log import open_run
 from .model import Losses
 from .ordered import OrderedGradients
-from .parallel_experts import place_experts, require_placeable
+from .parallel_experts import expert_parts, place_experts, require_placeable
 from .ranks import Ranks, world_size
 from .router import Bias, rebalance
 from .run import Pass, Run, passes
@@ -90,28 +91,28 @@ class ParallelRun(Run):
             if self.ranks.first:
                 super()._enter(start, command)
 
-    def _own(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = dict(tensors)
-        for name in self._shared_out(tensors):
-            found[name] = tensors[name].chunk(self.ranks.ep)[self.ranks.index("ep")].clone()
-        return found
+    def _latest(self) -> Path | None:
+        name, *_ = self.ranks.gather(str(super()._latest() or "") if self.ranks.first else "")
+        return Path(name) if name else None
 
-    def _state(self) -> dict[str, Tensor]:
-        own = super()._state()
-        found = dict(own)
-        for name in self._shared_out(own):
-            parts = [torch.empty_like(own[name]) for _ in range(self.ranks.ep)]
-            dist.all_gather(parts, own[name].detach().contiguous(), group=self.ranks.group("ep"))
-            found[name] = torch.cat(parts)
-        return found
+    def _load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return sharded_checkpoint.load(path, self.ranks, self._layouts())
 
-    def _shared_out(self, tensors: dict[str, Tensor]) -> list[str]:
-        return [] if self.ranks.ep == 1 else [name for name, t in tensors.items() if t.ndim == 3]
+    def _layouts(self) -> dict[str, sharded_checkpoint.Layout]:
+        return sharded_checkpoint.layouts(self.model, self.ranks, dict.fromkeys(expert_parts(self.model), 0))
+
+    def _sums(self, tensors: dict[str, Tensor]) -> Iterator[tuple[str, float]]:
+        told = self.ranks.gather([pair for pair in super()._sums(tensors) if not math.isfinite(pair[1])])
+        return ((name, value) for part in told for name, value in part)
 
     def _write(self, step: int, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        with self.ranks.together("writing a checkpoint"):
+        if self.ranks.world == 1:
+            return super()._write(step, tensors, meta)
+        path = checkpoint.folder_path(self.config.out, step)
+        sharded_checkpoint.save(path, tensors, meta, self.ranks, self._layouts())
+        with self.ranks.together("deleting a checkpoint"):
             if self.ranks.first:
-                super()._write(step, tensors, meta)
+                checkpoint.prune(self.config.out)
 
     def _passes(self, tokens_BS: Tensor, targets_BS: Tensor) -> Iterator[Pass]:
         for number, one in enumerate(passes(self.config, tokens_BS, targets_BS)):
