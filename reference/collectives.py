@@ -23,6 +23,8 @@ from torch.profiler import record_function
 
 from numerics.arguments import require_tensor
 
+from .waiting import waiting
+
 BF16_BITS = 16
 COUNTS = "counts"
 
@@ -91,7 +93,7 @@ class Handle:
         """The received rows, uint8 (sum of receive, B). Raises RuntimeError if a rank is gone or too late."""
         if self.work is not None:
             start = time.perf_counter()
-            with record_function(f"fourbit::{self.phase} wait"):
+            with record_function(f"fourbit::{self.phase} wait"), waiting(self.phase):
                 self.work.wait()
             self.count.seconds += time.perf_counter() - start
             self.work = None
@@ -163,6 +165,6 @@ def exchange_counts(rows: Tensor, group: Any, traffic: Traffic | None = None) ->
     if group is None:
         received.copy_(rows)
     else:
-        with record_function(f"fourbit::{COUNTS}"):
+        with record_function(f"fourbit::{COUNTS}"), waiting(COUNTS):
             dist.all_to_all_single(received, rows.contiguous(), group=group)
     return received.view(ranks, -1)

@@ -20,6 +20,7 @@ from torch import distributed as dist
 
 from .parallel_experts import Placement, expert_parts
 from .ranks import Ranks
+from .waiting import waiting
 
 
 class OrderedSum:
@@ -41,7 +42,8 @@ class OrderedSum:
         pieces = sent
         if self._ranks > 1:
             pieces = torch.empty_like(sent)
-            dist.all_to_all_single(pieces, sent, group=self._group)
+            with waiting("gradients of a pass"):
+                dist.all_to_all_single(pieces, sent, group=self._group)
         for piece in pieces.flatten(0, 1):
             self._total = piece.clone() if self._total is None else self._total.add_(piece)
 
@@ -51,7 +53,8 @@ class OrderedSum:
         whole, self._total = self._total, None
         if self._ranks > 1:
             own, whole = whole, torch.empty(self._ranks * self._share, device=self._device)
-            dist.all_gather(list(whole.chunk(self._ranks)), own, group=self._group)
+            with waiting("sums of gradients"):
+                dist.all_gather(list(whole.chunk(self._ranks)), own, group=self._group)
         return whole[: self._size]
 
 

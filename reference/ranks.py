@@ -31,6 +31,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from .waiting import waiting
+
 DIMS = ("dp", "fsdp", "ep")
 _GIVEN = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # beside WORLD_SIZE
 _SOURCES = ("numerics", "reference", "hw", "fourbit.py")  # what decides bits
@@ -55,6 +57,8 @@ class Placed(Protocol):
 
 class RanksDiffer(ValueError):
     """Something is wrong with one or more ranks, and every rank raises this with the same words."""
+
+    of_all = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +95,8 @@ class Ranks:
 
     def gather(self, value: Any) -> list[Any]:
         """What every rank has given, a JSON value each, in rank order. All ranks call it."""
-        return _gather(value, self.world)
+        with waiting("a word of every rank"):
+            return _gather(value, self.world)
 
     @contextlib.contextmanager
     def together(self, what: str) -> Iterator[None]:

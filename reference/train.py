@@ -45,11 +45,12 @@ from .optimizer import make_optimizer
 from .parallel_run import ParallelRun, opened, parallel, place, speaks
 from .pinned import pinned
 from .presets import preset
-from .ranks import Ranks, leave, ranks_of
+from .ranks import Ranks, end, leave, ranks_of
 from .recipe import Recipe
 from .run import Run
 from .schedule import Schedule, schedule
 from .sizes import stated
+from .watch import shared_fate
 
 __all__ = ["Result", "TrainConfig", "TrainingStopped", "check", "main", "require_resumable", "train"]
 
@@ -103,13 +104,14 @@ def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
     config = parse(argv)
     result = train(config, operations(config.ops, config.device), command=exact(argv))
     if not speaks():
-        return 0
+        end(0)
     done = f"was finished already: {result.steps}" if result.resumed_from == result.steps else f"done: {result.steps}"
     print(
         f"{config.preset} in {result.folder} {done} steps, held-out {result.heldout_ce:.4f} nats "
         f"a token, {result.bits_per_byte:.4f} bits a byte, {result.median_step_seconds:.3f} s a step"
         + ("" if result.saved_bytes is None else f", {result.saved_bytes / 1e6:.2f} MB saved for a backward")
     )
+    end(0)
     return 0
 
 
@@ -135,14 +137,18 @@ def train(
         ValueError: a bad argument, corpus or run folder; nothing was written.
         TrainingStopped: a NaN or an infinity; the checkpoints before it are kept.
         OSError: the disk refuses.
+        SystemExit: on several ranks, instead of any of these: one of them has told it.
     """
-    check(config)
-    identity = _identity(config, ops, None) if config.monitor_reference is None else {}
-    ranks = ranks_of(config, identity)
-    try:
-        return _train(config if ranks is None else parallel(config), ops, on_progress, command, ranks)
-    finally:
-        leave()
+    with shared_fate(config.timeout) as watch:
+        check(config)
+        identity = _identity(config, ops, None) if config.monitor_reference is None else {}
+        ranks = ranks_of(config, identity | {"out": str(config.out)})
+        if watch is not None:
+            watch.start()
+        try:
+            return _train(config if ranks is None else parallel(config), ops, on_progress, command, ranks)
+        finally:
+            leave()
 
 
 def _train(
