@@ -1,9 +1,10 @@
 """The global norm of the gradient, defined so that it does not depend on which rank holds what.
 
-    norm = sqrt(sum_i s_i),  s_i = the sum of squares of part i in float64, added exactly (fsum);  g *= min(1, clip / norm)
+    norm = sqrt(sum_i s_i),  s_i the sum of squares of part i in float64, added exactly (fsum)
+    g *= min(1, clip / norm)
 
-A part is a parameter, or one expert of those that stack experts along their first axis, which are all of three axes: the
-experts of a layer may be on several ranks, one expert is on one. `deterministic` runs use it.
+A part is a parameter, or one expert of those that stack experts along their first axis, which are all of three axes:
+the experts of a layer may be on several ranks, one expert is on one. `deterministic` runs use it.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from .log import open_run
 from .model import Losses
 from .ordered import OrderedGradients
 from .parallel_experts import place_experts, require_placeable
-from .ranks import Ranks, speaks
+from .ranks import Ranks, world_size
 from .router import Bias, rebalance
 from .run import Pass, Run, passes
 from .schedule import Schedule
@@ -40,6 +41,11 @@ class Unwritten:
         """Nothing."""
 
     append = sync = cut
+
+
+def speaks() -> bool:
+    """Whether this process writes for all of them: rank 0, or the only one there is."""
+    return world_size() is None or os.environ["RANK"] == "0"
 
 
 def parallel(config: TrainConfig) -> TrainConfig:

@@ -42,10 +42,10 @@ from .log import TrainingStopped, open_run, read_log, require_run_folder
 from .logbook import Logbook, require_wandb
 from .model import Transformer
 from .optimizer import make_optimizer
-from .parallel_run import ParallelRun, opened, parallel, place
+from .parallel_run import ParallelRun, opened, parallel, place, speaks
 from .pinned import pinned
 from .presets import preset
-from .ranks import Ranks, leave, ranks_of, speaks
+from .ranks import Ranks, leave, ranks_of
 from .recipe import Recipe
 from .run import Run
 from .schedule import Schedule, schedule
