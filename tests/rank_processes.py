@@ -1,20 +1,41 @@
 """Processes that act as ranks: the same environment that torchrun gives, started by a test and watched by it.
 
-A rank runs a function of a test file, `name(rank)`, and prints what it found as one JSON line; `ranks` returns these by
-rank. A watchdog ends all of them when they take too long: a hang is a failure, not a wait.
+A rank runs a function of a test file and prints what it found as one JSON line. The ranks are forks of one process that
+has imported that file, torch included: importing takes longer than what they do. A watchdog ends all of them when they
+take too long: a hang is a failure, not a wait.
 """
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
-import time
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+
+_FORKS = """
+import json, os, sys
+from tests.{module} import {name}
+folder, world, *arguments = sys.argv[1:]
+children = []
+for rank in range(int(world)):
+    child = os.fork()
+    if child == 0:
+        for descriptor, kind in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{{folder}}/{{rank}}.{{kind}}", os.O_WRONLY | os.O_CREAT), descriptor)
+        os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+        print(json.dumps({name}(*arguments)))
+        sys.exit()
+    children.append(child)
+for rank, child in enumerate(children):
+    with open(f"{{folder}}/{{rank}}.code", "w") as file:
+        file.write(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+"""
 
 
 @dataclass(frozen=True)
@@ -38,36 +59,28 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def environment(rank: int, world: int, port: int) -> dict[str, str]:
-    """What torchrun sets, and one thread."""
-    given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
-    return os.environ | {"MASTER_ADDR": "127.0.0.1", "PYTHONPATH": str(ROOT)} | {k: str(v) for k, v in given.items()}
-
-
-def start(command: list[str], rank: int, world: int, port: int) -> subprocess.Popen[str]:
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment(rank, world, port), cwd=ROOT)
-
-
-def wait(processes: list[subprocess.Popen[str]], seconds: float) -> list[Ended]:
-    """All of them, ended; whatever runs after `seconds` is killed and fails the test."""
-    until = time.monotonic() + seconds
-    late, found = [], []
-    for rank, process in enumerate(processes):
-        try:
-            out, err = process.communicate(timeout=max(0.1, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            late.append(rank)
-            process.kill()
-            out, err = process.communicate()
-        found.append(Ended(process.returncode, out, err))
-    assert not late, f"ranks {late} hung: " + "\n".join(one.err[-2000:] for one in found)
-    return found
-
-
-def ranks(file: str, name: str, world: int, *arguments: str, seconds: float = 60) -> list[Ended]:
+def ranks(file: str, name: str, world: int, *arguments: str, seconds: float = 100) -> list[Ended]:
     """Run `name(*arguments)` of a test file on `world` ranks."""
-    module = Path(file).stem
-    text = f"import json, sys; from tests.{module} import {name}; print(json.dumps({name}(*sys.argv[1:])))"
-    command, port = [sys.executable, "-c", text, *arguments], free_port()
-    return wait([start(command, rank, world, port) for rank in range(world)], seconds)
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
+    environment = os.environ | given | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    text = _FORKS.format(module=Path(file).stem, name=name)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", text, folder, str(world), *arguments]
+        process = subprocess.Popen(command, env=environment, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE)
+        late = ""
+        try:
+            _, said = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            late = f"ranks hung for {seconds:g} s: "
+            os.killpg(process.pid, signal.SIGKILL)
+            _, said = process.communicate()
+        texts = [[_text(folder, rank, kind) for kind in ("code", "out", "err")] for rank in range(world)]
+    assert not late and all(code for code, *_ in texts), (
+        late + said.decode() + "".join(err[-2000:] for *_, err in texts)
+    )
+    return [Ended(int(code), out, err) for code, out, err in texts]
+
+
+def _text(folder: str, rank: int, kind: str) -> str:
+    path = Path(folder) / f"{rank}.{kind}"
+    return path.read_text() if path.exists() else ""
