@@ -1,6 +1,6 @@
 """What a rank computes of a layer whose experts live on several ranks: its experts' work, wave by wave.
 
-The rows that arrive from a rank are one grain, and each grain is computed alone, with the offsets that its rows have and
+The rows that arrive from a rank are one grain, which is computed alone, with the offsets that its rows have and
 the random words that (grain, expert) name: every code, scale, product and gradient has the bits of one process. Weights
 are quantized once, for all grains that arrive. Shapes as in `parallel_experts`.
 """

@@ -149,12 +149,12 @@ def require_placeable(name: str, recipe: ExpertRecipe) -> None:
         )
 
 
-def place_experts(model: nn.Module, group: dist.ProcessGroup, ordered: bool, waves: int = 1) -> list[str]:
+def place_experts(model: nn.Module, group: dist.ProcessGroup, ordered: bool, waves: int, traffic: Traffic) -> list[str]:
     """Keep this rank's experts of every layer of `model` alone, and tell its layers so. All ranks of `group` call it.
 
     Args:
         model: a `Transformer`, whole. ordered: whether gradients of grains stay apart, in `Placement.parts`.
-        waves: of each layer, see `waves`.
+        waves: of each layer, see `waves`. traffic: counts what is sent.
 
     Returns:
         The names of the parameters that are parts now.
@@ -167,7 +167,7 @@ def place_experts(model: nn.Module, group: dist.ProcessGroup, ordered: bool, wav
         if not hasattr(module, "w13"):
             continue
         parts: Parts | None = [] if ordered else None
-        module.placement = placement = Placement(group, ranks, index, module.experts, parts, waves)
+        module.placement = placement = Placement(group, ranks, index, module.experts, parts, waves, traffic)
         for part in ("w13", "w2"):
             whole = getattr(module, part)
             own = whole.detach()[placement.first : placement.first + placement.local].clone()

@@ -27,7 +27,7 @@ from .wires import Layout
 
 @dataclass(frozen=True, eq=False)
 class Wave:
-    """One wave of a layer's pass.
+    """One wave of a layer's pass. Its phases carry the name of what travels: "dispatch NVFP4_46".
 
     Attributes:
         group, traffic: of its exchanges. experts: which of the experts here, a slice.
@@ -49,11 +49,15 @@ class Wave:
 
     def go(self, packed: Tensor, layout: Layout, phase: str) -> Handle:
         """`packed` (rows, B) starts for the experts: what arrives is rank after rank."""
-        return exchange(packed, self.sends, self.arrives, self.group, phase, layout.width, self.traffic)
+        return exchange(
+            packed, self.sends, self.arrives, self.group, f"{phase} {layout.name}", layout.width, self.traffic
+        )
 
     def come_back(self, packed: Tensor, layout: Layout, phase: str) -> Handle:
         """Rows for every rank, rank after rank, start for where they came from: they arrive in the order of `rows`."""
-        return exchange(packed, self.arrives, self.sends, self.group, phase, layout.width, self.traffic)
+        return exchange(
+            packed, self.arrives, self.sends, self.group, f"{phase} {layout.name}", layout.width, self.traffic
+        )
 
 
 def plan(leaving: Tensor, arriving: Tensor, waves: int, group: Any, traffic: Traffic) -> list[Wave]:

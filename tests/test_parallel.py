@@ -1,8 +1,8 @@
 """Contract: under `deterministic` any number of ranks, and any grid of them, has the bits of one process: losses,
 norms, evaluations, weights and the optimizer's state.
 
-Oracle: the same configuration trained in one process without torchrun, which passes one grain after the other. Ranks are
-processes over gloo; a watchdog ends them. Compared bit for bit, times left out.
+Oracle: the same configuration trained in one process without torchrun, which passes one grain after the other. Ranks
+are processes over gloo; a watchdog ends them. Compared bit for bit, times and what was sent left out.
 """
 
 import dataclasses
@@ -30,6 +30,7 @@ from tests.test_train import SMALL
 OPTIONS = {
     **{"router": "sigmoid", "bias_speed": 0.01, "convolution": 3, "dense_layers": 1, "dense_dim": 48, "kv_heads": 1},
 }
+SIZES = ("ep", "fsdp", "dp", "waves")
 # name -> fields, sizes of the model
 RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fourbit": ({}, {}),
@@ -58,7 +59,7 @@ def configured(folder: Path, name: str, **fields: Any) -> TrainConfig:
 
 def records(folder: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+    return [{name: value for name, value in line.items() if name not in ("seconds", "wires")} for line in lines]
 
 
 def same(a: Path, b: Path) -> None:
@@ -75,7 +76,7 @@ def trained(folder: str, *runs: str) -> int:
     dist.init_process_group("gloo")
     for run in runs:
         name, *sizes = run.split("/")
-        config = configured(Path(folder), name, **dict(zip(("ep", "fsdp", "dp"), map(int, sizes), strict=True)))
+        config = configured(Path(folder), name, **dict(zip(SIZES, map(int, sizes), strict=False)))
         check(config)
         mesh = init_device_mesh("cpu", (config.dp, config.fsdp, config.ep), mesh_dim_names=DIMS)
         here = Ranks(rank, world, rank, config.ep, config.fsdp, config.dp, config.timeout, mesh)
@@ -84,14 +85,14 @@ def trained(folder: str, *runs: str) -> int:
     return len(runs)
 
 
-def on_ranks(folder: Path, world: int, *runs: tuple[str, int, int, int]) -> None:
+def on_ranks(folder: Path, world: int, *runs: tuple[Any, ...]) -> None:
     for one in ranks(__file__, "trained", world, str(folder), *("/".join(map(str, run)) for run in runs), seconds=240):
         assert one.found == len(runs)
 
 
-def placed(folder: Path, run: tuple[str, int, int, int]) -> Path:
+def placed(folder: Path, run: tuple[Any, ...]) -> Path:
     name, *sizes = run
-    return configured(folder, name, **dict(zip(("ep", "fsdp", "dp"), sizes, strict=True))).out
+    return configured(folder, name, **dict(zip(SIZES, sizes, strict=False))).out
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 FOUR = [
-    *(("fourbit", 4, 1, 1), ("mxfp8", 4, 1, 1), ("bf16", 4, 1, 1), ("fourbit", 2, 1, 2), ("options", 2, 2, 1)),
+    *(("fourbit", 4, 1, 1), ("mxfp8", 4, 1, 1), ("bf16", 4, 1, 1), ("fourbit", 2, 1, 2), ("options", 2, 2, 1, 2)),
     *(("one token", 4, 1, 1), ("fourbit", 1, 2, 2)),
 ]
 
@@ -120,3 +121,16 @@ def test_one_and_two_ranks_have_the_bits_of_one_process(alone):
     on_ranks(alone, 2, ("fourbit", 2, 1, 1), ("bf16", 1, 1, 2))
     for run in (("fourbit", 1, 1, 1), ("fourbit", 2, 1, 1), ("bf16", 1, 1, 2)):
         same(alone / run[0], placed(alone, run))
+
+
+def test_the_log_tells_measured_bits_of_every_wire(alone, tmp_path):
+    """Four ranks that share out the experts of six layers, the last one's in MXFP8; widths of 32."""
+    (tmp_path / "text").write_bytes(text())
+    on_ranks(tmp_path, 4, ("fourbit", 4, 1, 1))
+    folder = placed(tmp_path, ("fourbit", 4, 1, 1))
+    for line in map(json.loads, (folder / "log.jsonl").read_text().splitlines()):
+        bits = {phase: told["bits_per_value"] for phase, told in line["wires"].items()}
+        rows, values = SMALL.top_k * SMALL.sequence * 8, 32  # eight sequences
+        assert bits["dispatch NVFP4_46"] == 4.5 + 32 / 32 and bits["combine MXS2F6"] == 8.25
+        assert bits["dispatch MXFP8"] == bits["gradient dispatch MXFP8"] == bits["gradient combine MXFP8"] == 8.25
+        assert line["wires"]["dispatch NVFP4_46"]["bytes"] * 8 == 5 * rows * values * 5.5

@@ -66,7 +66,7 @@ def looked(load: str) -> dict[str, bool]:
         alone = [results(ExpertMLP, one, w, setting(name, r)) for r, one in enumerate(grains)]
         counted = []
         for waves in WAVES:
-            placement = Placement(dist.group.WORLD, RANKS, rank, EXPERTS, [], waves)
+            placement = Placement(dist.group.WORLD, RANKS, rank, EXPERTS, [], waves, Traffic())
             own = [t[rank * local : (rank + 1) * local] for t in w]
             out, dx, d_weights = results(ParallelExperts, grains[rank], own, setting(name, rank), placement)
             same = [torch.equal(a, b) for a, b in zip((out, dx, d_weights), alone[rank][:3], strict=True)]
