@@ -58,6 +58,8 @@ class Placed(Protocol):
 class RanksDiffer(ValueError):
     """Something is wrong with one or more ranks, and every rank raises this with the same words."""
 
+    of_all = True
+
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
