@@ -12,7 +12,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,13 @@ from torch import distributed as dist
 
 from . import checkpoint, sharded_checkpoint
 from .clip import clip
+from .collectives import Count, Traffic
 from .config import TrainConfig
 from .data import heldout_batch
 from .expert import Draw
 from .log import open_run
 from .model import Losses
+from .monitor import Part
 from .ordered import OrderedGradients
 from .parallel_experts import expert_parts, place_experts, require_placeable
 from .ranks import Ranks, world_size
@@ -61,7 +63,7 @@ def place(model: nn.Module, config: TrainConfig, layers: Schedule, ranks: Ranks)
     if ranks.ep > 1:
         for recipe in {*layers.start, *(layers.later or ())}:
             require_placeable(config.preset, recipe)
-    place_experts(model, ranks.group("ep"), ordered=True)
+    place_experts(model, ranks.group("ep"), True, config.waves, ranks.traffic)
 
 
 @contextlib.contextmanager
@@ -81,6 +83,8 @@ class ParallelRun(Run):
 
     ranks: Ranks = field(kw_only=True)
     gradients: OrderedGradients = field(init=False)
+    traffic: Traffic = field(default_factory=Traffic)  # of all ranks, in the steps so far
+    between: Traffic = field(default_factory=Traffic)  # of this rank, between steps: evaluations, checkpoints
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -134,12 +138,38 @@ class ParallelRun(Run):
         if self.ranks.ep == 1:
             return own
         found = [torch.empty(len(own), dtype=torch.float64) for _ in range(self.ranks.ep)]
+        self.ranks.traffic.sent("norms", 8 * len(own) * self.ranks.ep, 8 * len(own))
         dist.all_gather(found, torch.tensor(own, dtype=torch.float64), group=self.ranks.group("ep"))
         return torch.cat(found).tolist()
+
+    def _monitor(self, step: int, part: Part, loss: float) -> dict[str, Any]:
+        """And what all ranks have sent in this step's passes."""
+        found = self._gathered(self.ranks.traffic.take())
+        self.traffic.add(found.phases)
+        wires = found.wires()
+        return super()._monitor(step, part, loss) | ({"wires": wires} if wires else {})
+
+    def _update(self, step: int, part: Part) -> dict[str, Any]:
+        self.between.add(self.ranks.traffic.take())
+        return super()._update(step, part)
+
+    def sent(self) -> Traffic | None:
+        self.between.add(self.ranks.traffic.take())
+        whole = self._gathered(self.between.take())
+        whole.add(self.traffic.phases)
+        return whole
+
+    def _gathered(self, own: dict[str, Count]) -> Traffic:
+        """Of all ranks."""
+        found = Traffic()
+        for record in self.ranks.gather({phase: asdict(count) for phase, count in own.items()}):
+            found.add({phase: Count(**numbers) for phase, numbers in record.items()})
+        return found
 
     def _rebalance(self) -> None:
         for module in self.model.modules():
             if isinstance(module, Bias):
+                self.ranks.traffic.sent("router loads", module.load.nbytes)
                 dist.all_reduce(module.load)  # integers: exact in any order
         rebalance(self.model)
 

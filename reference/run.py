@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from . import checkpoint, checkpoint_folder
 from .clip import clip
+from .collectives import Traffic
 from .config import TrainConfig
 from .data import Corpus, batch, epoch_batch, heldout_batch
 from .expert import Draw
@@ -154,6 +155,10 @@ class Run:
         if self.config.deterministic:
             return clip(self.model, self.config.clip)
         return nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip).item()
+
+    def sent(self) -> Traffic | None:
+        """What all ranks have sent since the run was opened; None for one process."""
+        return None
 
     def _rebalance(self) -> None:
         """After the optimizer's step."""

@@ -2,7 +2,7 @@
 norms, evaluations, weights and the optimizer's state; also where a run that some ranks began goes on on others.
 
 Oracle: the same configuration trained in one process without torchrun, which passes one grain after the other. Ranks
-are processes over gloo; a watchdog ends them. Compared bit for bit, times left out.
+are processes over gloo; a watchdog ends them. Compared bit for bit, times and what was sent left out.
 """
 
 import contextlib
@@ -58,6 +58,7 @@ class Job:
     ep: int = 1
     fsdp: int = 1
     dp: int = 1
+    waves: int = 1
     stop: int = 0
     folder: str = ""
 
@@ -75,7 +76,8 @@ class Job:
             "deterministic": True,
             "timeout": 60.0,
         }
-        common |= {"out": root / self.name, "data": str(root / "text"), "ep": self.ep, "fsdp": self.fsdp, "dp": self.dp}
+        common |= {"out": root / self.name, "data": str(root / "text")}
+        common |= {"ep": self.ep, "fsdp": self.fsdp, "dp": self.dp, "waves": self.waves}
         return TrainConfig(**common | fields | more, model=dataclasses.replace(SMALL, **sizes))
 
 
@@ -113,7 +115,7 @@ def on_ranks(root: Path, *jobs: Job) -> None:
 
 def records(folder: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+    return [{name: value for name, value in line.items() if name not in ("seconds", "wires")} for line in lines]
 
 
 def same(a: Path, b: Path) -> None:
@@ -128,7 +130,7 @@ FOUR = (
     Job("fourbit", ep=2, dp=2),
     Job("mxfp8", ep=4),
     Job("bf16", fsdp=4),
-    Job("options", ep=2, fsdp=2),
+    Job("options", ep=2, fsdp=2, waves=2),
     Job("token", ep=4),
 )
 
@@ -169,3 +171,13 @@ def test_a_run_that_four_ranks_began_goes_on_on_two_on_one_and_in_one_process(ro
 def test_what_ranks_have_trained_is_loaded_by_one_process(root):
     found, whole = (load_run(root / name).model.state_dict() for name in ("mxfp8-4-1-1", "mxfp8"))
     assert found.keys() == whole.keys() and all(torch.equal(found[name], whole[name]) for name in found)
+
+
+def test_the_log_tells_measured_bits_of_every_wire(root):
+    """Four ranks that share out the experts of six layers, the last one's in MXFP8; widths of 32."""
+    for line in map(json.loads, (root / "stopped" / "log.jsonl").read_text().splitlines()):
+        bits = {phase: told["bits_per_value"] for phase, told in line["wires"].items()}
+        rows, values = SMALL.top_k * SMALL.sequence * 8, 32  # eight sequences
+        assert bits["dispatch NVFP4_46"] == 4.5 + 32 / 32 and bits["combine MXS2F6"] == 8.25
+        assert bits["dispatch MXFP8"] == bits["gradient dispatch MXFP8"] == bits["gradient combine MXFP8"] == 8.25
+        assert line["wires"]["dispatch NVFP4_46"]["bytes"] * 8 == 5 * rows * values * 5.5
