@@ -219,6 +219,17 @@ def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"checkpoint-{step:08d}.safetensors"
 
 
+def folder_path(folder: Path, step: int) -> Path:
+    """Return where the checkpoint of `step` of several ranks lies in a run folder."""
+    return folder / f"checkpoint-{step:08d}"
+
+
+def at(folder: Path, step: int) -> Path | None:
+    """Return the checkpoint of `step`, or None."""
+    found = [path for path in _checkpoints(folder) if int(path.stem.removeprefix("checkpoint-")) == step]
+    return found[0] if found else None
+
+
 def latest(folder: Path) -> Path | None:
     """Return the checkpoint of the highest step, or None; unfinished files do not count."""
     found = _checkpoints(folder)

@@ -12,8 +12,8 @@ collective is for, in the counts and in the ranges that a torch.profiler shows: 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -56,26 +56,42 @@ class Traffic:
     def of(self, phase: str) -> Count:
         return self.phases.setdefault(phase, Count())
 
+    def sent(self, phase: str, whole: int, kept: int = 0) -> None:
+        """Count one collective to which this rank handed `whole` bytes, of them `kept` for itself."""
+        count = self.of(phase)
+        count.calls += 1
+        count.bytes += whole
+        count.bytes_kept += kept
+
     def take(self) -> dict[str, Count]:
         """The counts, which start at 0 again."""
         taken, self.phases = self.phases, {}
         return taken
 
-    def record(self) -> dict[str, dict[str, float]]:
-        """The counts as a log holds them: phase -> name -> number, `bits_per_value` where values moved."""
+    def add(self, phases: Mapping[str, Count]) -> None:
+        """Add other counts: of a later time, or of another rank."""
+        for phase, other in phases.items():
+            own = self.of(phase)
+            for one in fields(Count):
+                setattr(own, one.name, getattr(own, one.name) + getattr(other, one.name))
+
+    def wires(self) -> dict[str, dict[str, float]]:
+        """Of the phases in which values moved, what a log holds: phase -> bytes and measured bits per value."""
         return {
-            phase: asdict(count) | ({"bits_per_value": count.bits_per_value} if count.values else {})
+            phase: {"bytes": count.bytes, "bits_per_value": count.bits_per_value}
             for phase, count in self.phases.items()
+            if count.values
         }
 
     def summary(self) -> str:
-        """One line for each phase that carried values: measured bits per value beside BF16's 16, and the bytes."""
-        lines = ["on the wire    bits per value   beside BF16's 16   bytes sent"]
-        for phase, count in self.phases.items():
-            if count.values:
-                bits = count.bits_per_value
-                share = f"{BF16_BITS / bits:.3f}x fewer" if bits != BF16_BITS else "the same"
-                lines.append(f"{phase:<14} {bits:14.4f}   {share:>16}   {count.bytes:,}")
+        """A line for each phase: the bytes, and where values moved measured bits per value beside BF16's 16."""
+        width = max(map(len, ("on the wire", *self.phases)))
+        lines = [f"{'on the wire':<{width}}  bits per value  beside BF16's 16  bytes sent"]
+        for phase, count in sorted(self.phases.items(), key=lambda item: item[1].values == 0):  # wires first
+            bits = count.bits_per_value
+            share = "the same" if bits == BF16_BITS else f"{BF16_BITS / bits:.3f}x fewer"
+            told = f"{bits:14.4f}  {share:>16}" if count.values else " " * 32
+            lines.append(f"{phase:<{width}}  {told}  {count.bytes:>10,}")
         return "\n".join(lines)
 
 
@@ -129,13 +145,12 @@ def exchange(
             raise ValueError(f"{name}={list(splits)}: pass rows for each of {ranks} ranks, 0 or more")
     if sum(send) != len(buffer):
         raise ValueError(f"send={list(send)} adds up to {sum(send)} rows: buffer has {len(buffer)}")
-    count = (traffic or Traffic()).of(phase)
+    traffic = Traffic() if traffic is None else traffic
     own = 0 if group is None else dist.get_rank(group)
-    count.calls += 1
+    traffic.sent(phase, buffer.numel(), send[own] * buffer.shape[1])
+    count = traffic.of(phase)
     count.rows += len(buffer)
     count.values += len(buffer) * width
-    count.bytes += buffer.numel()
-    count.bytes_kept += send[own] * buffer.shape[1]
     if group is None:
         if list(send) != list(receive):
             raise ValueError(f"receive={list(receive)} with send={list(send)}: a process alone receives what it sends")
@@ -157,10 +172,8 @@ def exchange_counts(rows: Tensor, group: Any, traffic: Traffic | None = None) ->
     ranks = 1 if group is None else dist.get_world_size(group)
     if rows.ndim != 1 or len(rows) % ranks:
         raise ValueError(f"rows has shape {tuple(rows.shape)}: pass (E,), E a multiple of {ranks} ranks")
-    count = (traffic or Traffic()).of(COUNTS)
-    count.calls += 1
-    count.bytes += 8 * len(rows)
-    count.bytes_kept += 8 * len(rows) // ranks
+    if traffic is not None:
+        traffic.sent(COUNTS, rows.nbytes, rows.nbytes // ranks)
     received = torch.empty_like(rows)
     if group is None:
         received.copy_(rows)

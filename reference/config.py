@@ -134,6 +134,8 @@ class TrainConfig:
     """Ranks that shard what is not an expert, and its optimizer; under deterministic every rank holds it."""
     dp: int = 1
     """Repeats of these ranks."""
+    waves: int = 1
+    """Runs of experts in which a rank computes a layer; the next one's rows travel meanwhile. The bits are the same."""
     timeout: float = 300.0
     """Seconds without a word after which a rank counts as dead."""
     activations: Path | None = None
@@ -229,11 +231,14 @@ def _rules(c: TrainConfig) -> list[tuple[str, bool, str]]:
 
 def _rank_rules(c: TrainConfig) -> list[tuple[str, bool, str]]:
     """Those of several ranks."""
+    own = c.model.experts // max(1, c.ep)
     ranks, alone = c.ranks, "it is for one process; leave it out with several ranks"
     together = max(1, ranks) * (max(1, c.grain) if c.deterministic else c.micro_batch or c.grain)
     several = [(name, getattr(c, name), getattr(TrainConfig, name)) for name in ("optimizer", "moments", "activations")]
     return [
         *((name, getattr(c, name) >= 1, "use 1 or more") for name in ("ep", "fsdp", "dp")),
+        ("waves", c.waves == 1 or c.ep != 1, "rows travel where experts are shared out: leave it out, or use ep"),
+        ("waves", 1 <= c.waves <= max(1, own), f"a rank has {own} experts of a layer; use 1 to {own}"),
         ("timeout", 0 < c.timeout < math.inf, "use a positive number of seconds"),
         ("ep", c.ep < 1 or c.model.experts % c.ep == 0, f"use a divisor of model.experts {c.model.experts}"),
         (

@@ -17,19 +17,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.profiler import record_function
 
-from .parallel_experts import Placement
+from .collectives import Traffic
+from .parallel_experts import Placement, expert_parts
 from .ranks import Ranks
 from .waiting import waiting
 
+PHASE = "gradient sums"
+
 
 class OrderedSum:
-    """The sum over passes, ranks of a group and grains of a rank, in that order, of flat vectors of `size` values."""
+    """The sum over passes, ranks of a group and grains of a rank, in that order, of flat vectors of `size` values.
+    `traffic` counts what is sent."""
 
-    def __init__(self, group: dist.ProcessGroup, size: int, device: torch.device) -> None:
+    def __init__(self, group: dist.ProcessGroup, size: int, device: torch.device, traffic: Traffic) -> None:
         self._group, self._ranks = group, dist.get_world_size(group)
         self._size, self._share = size, math.ceil(size / self._ranks)
-        self._device = device
+        self._device, self._traffic = device, traffic
         self._total: Tensor | None = None
 
     def add(self, grains: Sequence[Tensor]) -> None:
@@ -42,7 +47,8 @@ class OrderedSum:
         pieces = sent
         if self._ranks > 1:
             pieces = torch.empty_like(sent)
-            with waiting("gradients of a pass"):
+            self._traffic.sent(PHASE, sent.nbytes, sent.nbytes // self._ranks)
+            with waiting("gradients of a pass"), record_function(f"fourbit::{PHASE}"):
                 dist.all_to_all_single(pieces, sent, group=self._group)
         for piece in pieces.flatten(0, 1):
             self._total = piece.clone() if self._total is None else self._total.add_(piece)
@@ -53,7 +59,8 @@ class OrderedSum:
         whole, self._total = self._total, None
         if self._ranks > 1:
             own, whole = whole, torch.empty(self._ranks * self._share, device=self._device)
-            with waiting("sums of gradients"):
+            self._traffic.sent(PHASE, own.nbytes * self._ranks, own.nbytes)
+            with waiting("sums of gradients"), record_function(f"fourbit::{PHASE}"):
                 dist.all_gather(list(whole.chunk(self._ranks)), own, group=self._group)
         return whole[: self._size]
 
@@ -62,18 +69,15 @@ class OrderedGradients:
     """The gradients of a model whose dense part every rank holds, and whose experts may be parts (`place_experts`)."""
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
-        self._placements: list[Placement] = []
-        self._experts: list[nn.Parameter] = []
-        for module in model.modules():
-            if getattr(module, "placement", None) is not None:
-                self._placements.append(module.placement)
-                self._experts += [module.w13, module.w2]
+        self._experts = list(expert_parts(model).values())  # w13 and w2 of a layer, one after the other
+        found = (getattr(module, "placement", None) for module in model.modules())
+        self._placements: list[Placement] = [placement for placement in found if placement is not None]
         apart = {id(p) for p in self._experts}
         self._dense = [p for p in model.parameters() if id(p) not in apart]
         device = self._dense[0].device
-        self._dense_sum = OrderedSum(dist.group.WORLD, sum(p.numel() for p in self._dense), device)
+        self._dense_sum = OrderedSum(dist.group.WORLD, sum(p.numel() for p in self._dense), device, ranks.traffic)
         size = sum(p.numel() for p in self._experts)
-        self._expert_sum = OrderedSum(_replicas(ranks), size, device) if self._experts else None
+        self._expert_sum = OrderedSum(_replicas(ranks), size, device, ranks.traffic) if self._experts else None
 
     def add(self) -> None:
         """After a backward: take the gradients of this rank's pass."""

@@ -20,22 +20,19 @@ Shapes as in `expert`; E experts in all, of which w13 and w2 hold E / N on each 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from numerics.ops import Cast
-
-from .collectives import Traffic, exchange, exchange_counts
-from .expert import Again, Role, Routing, Setting, decoded
+from .collectives import Traffic, exchange_counts
+from .expert import Routing, Setting, decoded
+from .expert_waves import Kept, Parts, Visits, experts_backward, experts_forward
 from .recipe import ExpertRecipe
 from .saved import restore, save
-from .wires import Layout, pack, unpack
-
-Parts = list[tuple[Tensor, Tensor]]
+from .waves import plan
 
 
 @dataclass(eq=False)
@@ -47,6 +44,7 @@ class Placement:
         experts: in all.
         parts: None: gradients of grains are added where they are made. Else they are kept here, for each pass
             (d_w13, d_w2) of every rank's grain, in rank order.
+        waves: runs of experts that follow each other, see `waves`.
         traffic: counts what is sent.
     """
 
@@ -55,6 +53,7 @@ class Placement:
     index: int
     experts: int
     parts: Parts | None = None
+    waves: int = 1
     traffic: Traffic = field(default_factory=Traffic)
 
     def __post_init__(self) -> None:
@@ -76,46 +75,8 @@ class Placement:
         counts = torch.tensor(routing.groups).diff().view(self.ranks, self.local)
         told = torch.cat([torch.full((self.ranks, 1), grain), counts], dim=1)  # [N, 1 + E / N]
         met = exchange_counts(told.flatten(), self.group, self.traffic)
-        groups = [(0, *offsets) for offsets in met[:, 1:].cumsum(1).tolist()]
-        return Visits(self, met[:, 0].tolist(), groups, counts.sum(1).tolist())
-
-
-@dataclass(frozen=True, eq=False)
-class Visits:
-    """Who sends what to whom in one pass of a layer: the `grains` that arrive, by rank, the row offsets of each among
-    the experts here, and how many rows this rank `sends` to every rank."""
-
-    placement: Placement
-    grains: list[int]
-    groups: list[tuple[int, ...]]
-    sends: list[int]
-
-    @property
-    def arrives(self) -> list[int]:
-        """Rows from every rank."""
-        return [offsets[-1] for offsets in self.groups]
-
-    def go(self, packed: Tensor, layout: Layout, phase: str) -> list[Any]:
-        """Rows (R, bytes) sorted by expert go to their experts: those from every rank, unpacked."""
-        arrived = self._exchange(packed, self.sends, self.arrives, layout, phase)
-        return [unpack(part, layout) for part in arrived.split(self.arrives)]
-
-    def come_back(self, rows: list[Any], layout: Layout, phase: str) -> Any:
-        """Rows for every rank go back: those of this rank's tokens, (R, D), sorted by expert."""
-        packed = torch.cat([pack(part) for part in rows])
-        return unpack(self._exchange(packed, self.arrives, self.sends, layout, phase), layout)
-
-    def _exchange(self, packed: Tensor, send: list[int], receive: list[int], layout: Layout, phase: str) -> Tensor:
-        placement = self.placement
-        return exchange(packed, send, receive, placement.group, phase, layout.width, placement.traffic).wait()
-
-    def settings(self, setting: Setting) -> list[Setting]:
-        """`setting` with the random words of every grain that arrives, for the experts here."""
-        first, experts = self.placement.first, self.placement.experts
-        return [
-            replace(setting, draw=replace(setting.draw, grain=grain, first=first, experts=experts))
-            for grain in self.grains
-        ]
+        waves = plan(counts, met[:, 1:], self.waves, self.group, self.traffic)
+        return Visits(met[:, 0].tolist(), waves, self.first, self.experts)
 
 
 class ParallelExperts(torch.autograd.Function):
@@ -133,51 +94,29 @@ class ParallelExperts(torch.autograd.Function):
         setting: Setting,
         placement: Placement,
     ) -> Tensor:
-        ops, recipe, wire = setting.ops, setting.recipe, setting.wire
-        w13_q, w2_q = ops.quantize_tokens(w13, recipe.weight), ops.quantize_tokens(w2, recipe.weight)
         visits = placement.visits(routing, setting.draw.grain)
-        width = x.shape[1]
-        packed = pack(ops.quantize_tokens(x, recipe.input)).index_select(0, routing.tokens)
-        arrived, kept, payloads = visits.go(packed, Layout(width, recipe.input), "dispatch"), [], []
-        for x_q, groups in zip(arrived, visits.groups, strict=True):
-            h_q, gate_up = ops.gate_up_glu(x_q, w13_q, groups, recipe.hidden, setting.accumulator)
-            payloads.append(ops.down_to_wire(h_q, w2_q, groups, wire, setting.accumulator))
-            kept.append((h_q, gate_up))
-        payload = visits.come_back(payloads, Layout(width, Cast(recipe.combine_fmt)), "combine")
-        out, _ = ops.aggregate(payload, routing.slots, weights, wire)
-        ctx.routing, ctx.setting, ctx.visits = routing, setting, visits
-        extra = [] if setting.recompute_glu else [gate_up for _, gate_up in kept]
-        operands = [w13_q, w2_q, payload, *arrived, *(h_q for h_q, _ in kept)]
-        ctx.operands = save(ctx, operands, [weights, *extra])
+        payload, kept = experts_forward(x, w13, w2, routing, setting, visits)
+        out, _ = setting.ops.aggregate(payload, routing.slots, weights, setting.wire)
+        ctx.routing, ctx.setting, ctx.visits, ctx.placement = routing, setting, visits, placement
+        extra = [] if setting.recompute_glu else [gate_up for one in kept for gate_up in one.gate_ups]
+        operands = [part for one in kept for part in (one.w13, one.w2, *one.arrived, *one.hidden)]
+        ctx.operands = save(ctx, [payload, *operands], [weights, *extra])
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,), setting, routing, visits = grads, ctx.setting, ctx.routing, ctx.visits
-        ops, recipe = setting.ops, setting.recipe
-        (w13_q, w2_q, payload, *operands), (weights, *gate_ups) = restore(ctx)
-        wire, cast = setting.wire, recipe.grad_wire or recipe.grad
-        d_weights = ops.router_gradient(g, decoded(payload), routing.slots, wire)
-        row_weights = torch.empty_like(weights).view(-1, 1)
-        row_weights[routing.slots.flatten()] = weights.reshape(-1, 1)
-        words = setting.draw.random(setting.place, Role.DY, routing.groups)
-        sent = ops.grad_to_wire(g, routing.tokens, row_weights, cast, words)  # [R, D]
-
-        layout = Layout(g.shape[1], cast)
-        ranks = visits.placement.ranks
-        arrived = zip(
-            visits.go(pack(sent), layout, "gradient dispatch"), operands[:ranks], operands[ranks:], strict=True
-        )
-        grains = _Grains(w13_q, w2_q)
-        parts, returned = [], []
-        for i, (alone, (dy, x_q, h_q)) in enumerate(zip(visits.settings(setting), arrived, strict=True)):
-            gate_up = None if setting.recompute_glu else gate_ups[i]
-            dx, *part = grains.backward(alone, visits.groups[i], dy, x_q, h_q, gate_up)
-            returned.append(dx)
-            parts.append((part[0], part[1]))
-        came = visits.come_back(returned, layout, "gradient combine")
+        ops, ranks = setting.ops, len(visits.grains)
+        (payload, *operands), (weights, *gate_ups) = restore(ctx)
+        size = 2 + 2 * ranks  # of what a wave keeps
+        kept = [
+            Kept(*part[:2], part[2 : 2 + ranks], part[2 + ranks :], gate_ups[i * ranks : (i + 1) * ranks])
+            for i, part in enumerate(operands[j : j + size] for j in range(0, len(operands), size))
+        ]
+        d_weights = ops.router_gradient(g, decoded(payload), routing.slots, setting.wire)
+        came, parts = experts_backward(g, weights, routing, setting, visits, kept)
         dx, _ = ops.aggregate(came, routing.slots, None, ops.Wire(None))
-        return dx.to(g.dtype), d_weights, *_kept(visits.placement, parts), None, None, None
+        return dx.to(g.dtype), d_weights, *_kept(ctx.placement, parts), None, None, None
 
 
 def _kept(placement: Placement, parts: Parts) -> tuple[Tensor | None, Tensor | None]:
@@ -189,44 +128,6 @@ def _kept(placement: Placement, parts: Parts) -> tuple[Tensor | None, Tensor | N
     for more13, more2 in parts[1:]:
         d_w13, d_w2 = d_w13 + more13, d_w2 + more2
     return d_w13, d_w2
-
-
-@dataclass
-class _Grains:
-    """The backward of one grain after the other through the same weights, which are recast once unless the signs of
-    their Hadamard are the grain's own."""
-
-    w13: Any
-    w2: Any
-    recast: dict[Role, Any] = field(default_factory=dict)
-
-    def backward(
-        self, setting: Setting, groups: tuple[int, ...], sent: Any, x_q: Any, h_q: Any, gate_up: Tensor | None
-    ) -> tuple[Any, Tensor, Tensor]:
-        """As `ExpertMLP.backward`, from the gradient of its rows as it arrived to that of what they were made from, as
-        it travels (R, D); d_w13, d_w2."""
-        ops, recipe = setting.ops, setting.recipe
-        if gate_up is None:  # the same operation on the same operands: the same bits
-            _, gate_up = ops.gate_up_glu(x_q, self.w13, groups, recipe.hidden, setting.accumulator)
-        saved = {Role.X: x_q, Role.H: h_q, Role.W13: self.w13, Role.W2: self.w2}
-        again = Again(setting, groups, saved, gate_up.device)
-        dy = sent if recipe.grad_wire is None else again.along_features(decoded(sent), Role.DY)
-        dy_tokens = again.along_tokens(sent, Role.DY_TOKENS, Role.H)
-        operands = dy, dy_tokens, self._weight(again, Role.W2, Role.DY), again.input(Role.H, Role.DY_TOKENS)
-        dh, d_w2 = ops.grad_products(*operands, groups, setting.accumulator)
-        d_gate_up = ops.glu_backward(dh, gate_up)  # [R, 2F]
-        dz, dz_tokens = again.along_features(d_gate_up, Role.DZ), again.along_tokens(d_gate_up, Role.DZ_TOKENS, Role.X)
-        operands = dz, dz_tokens, self._weight(again, Role.W13, Role.DZ), again.input(Role.X, Role.DZ_TOKENS)
-        dx, d_w13 = ops.grad_products(*operands, groups, setting.accumulator)
-        return ops.quantize_tokens(dx, recipe.grad_wire or recipe.grad, again.words(Role.DX)), d_w13, d_w2
-
-    def _weight(self, again: Again, role: Role, gradient: Role) -> Any:
-        recipe = again.setting.recipe
-        if recipe.fresh_signs and recipe.dgrad_hadamard is not None:
-            return again.weight(role, gradient)
-        if role not in self.recast:
-            self.recast[role] = again.weight(role, gradient)
-        return self.recast[role]
 
 
 def require_placeable(name: str, recipe: ExpertRecipe) -> None:
@@ -248,26 +149,30 @@ def require_placeable(name: str, recipe: ExpertRecipe) -> None:
         )
 
 
-def place_experts(model: nn.Module, group: dist.ProcessGroup, ordered: bool) -> list[str]:
-    """Keep this rank's experts of every layer of `model` alone, and tell its layers so. All ranks of `group` call it.
+def place_experts(model: nn.Module, group: dist.ProcessGroup, ordered: bool, waves: int, traffic: Traffic) -> None:
+    """Keep this rank's experts of every layer of `model` alone, and tell its layers so; alone in the group, all.
 
     Args:
         model: a `Transformer`, whole. ordered: whether gradients of grains stay apart, in `Placement.parts`.
-
-    Returns:
-        The names of the parameters that are parts now.
+        waves: of each layer, see `waves`. traffic: counts what is sent.
     """
     ranks, index = dist.get_world_size(group), dist.get_rank(group)
-    if ranks == 1:
-        return []
-    found = []
-    for name, module in model.named_modules():
-        if not hasattr(module, "w13"):
+    for module in model.modules():
+        if ranks == 1 or not hasattr(module, "w13"):
             continue
-        module.placement = placement = Placement(group, ranks, index, module.experts, [] if ordered else None)
+        parts: Parts | None = [] if ordered else None
+        module.placement = placement = Placement(group, ranks, index, module.experts, parts, waves, traffic)
         for part in ("w13", "w2"):
-            whole = getattr(module, part)
-            own = whole.detach()[placement.first : placement.first + placement.local].clone()
+            whole = getattr(module, part).detach()
+            own = whole[placement.first : placement.first + placement.local].clone()
             setattr(module, part, nn.Parameter(own))
-            found.append(f"{name}.{part}")
-    return found
+
+
+def expert_parts(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of which a rank has its experts alone, by name."""
+    return {
+        f"{name}.{part}": getattr(module, part)
+        for name, module in model.named_modules()
+        if getattr(module, "placement", None) is not None
+        for part in ("w13", "w2")
+    }

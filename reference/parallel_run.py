@@ -12,7 +12,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,17 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from . import checkpoint, sharded_checkpoint
 from .clip import clip
+from .collectives import Count, Traffic
 from .config import TrainConfig
 from .data import heldout_batch
 from .expert import Draw
 from .log import open_run
 from .model import Losses
+from .monitor import Part
 from .ordered import OrderedGradients
-from .parallel_experts import place_experts, require_placeable
+from .parallel_experts import expert_parts, place_experts, require_placeable
 from .ranks import Ranks, world_size
 from .router import Bias, rebalance
 from .run import Pass, Run, passes
@@ -60,7 +63,7 @@ def place(model: nn.Module, config: TrainConfig, layers: Schedule, ranks: Ranks)
     if ranks.ep > 1:
         for recipe in {*layers.start, *(layers.later or ())}:
             require_placeable(config.preset, recipe)
-    place_experts(model, ranks.group("ep"), ordered=True)
+    place_experts(model, ranks.group("ep"), True, config.waves, ranks.traffic)
 
 
 @contextlib.contextmanager
@@ -80,6 +83,8 @@ class ParallelRun(Run):
 
     ranks: Ranks = field(kw_only=True)
     gradients: OrderedGradients = field(init=False)
+    traffic: Traffic = field(default_factory=Traffic)  # of all ranks, in the steps so far
+    between: Traffic = field(default_factory=Traffic)  # of this rank, between steps: evaluations, checkpoints
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,28 +95,28 @@ class ParallelRun(Run):
             if self.ranks.first:
                 super()._enter(start, command)
 
-    def _own(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = dict(tensors)
-        for name in self._shared_out(tensors):
-            found[name] = tensors[name].chunk(self.ranks.ep)[self.ranks.index("ep")].clone()
-        return found
+    def _latest(self) -> Path | None:
+        name, *_ = self.ranks.gather(str(super()._latest() or "") if self.ranks.first else "")
+        return Path(name) if name else None
 
-    def _state(self) -> dict[str, Tensor]:
-        own = super()._state()
-        found = dict(own)
-        for name in self._shared_out(own):
-            parts = [torch.empty_like(own[name]) for _ in range(self.ranks.ep)]
-            dist.all_gather(parts, own[name].detach().contiguous(), group=self.ranks.group("ep"))
-            found[name] = torch.cat(parts)
-        return found
+    def _load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return sharded_checkpoint.load(path, self.ranks, self._layouts())
 
-    def _shared_out(self, tensors: dict[str, Tensor]) -> list[str]:
-        return [] if self.ranks.ep == 1 else [name for name, t in tensors.items() if t.ndim == 3]
+    def _layouts(self) -> dict[str, sharded_checkpoint.Layout]:
+        return sharded_checkpoint.layouts(self.model, self.ranks, dict.fromkeys(expert_parts(self.model), 0))
+
+    def _sums(self, tensors: dict[str, Tensor]) -> Iterator[tuple[str, float]]:
+        told = self.ranks.gather([pair for pair in super()._sums(tensors) if not math.isfinite(pair[1])])
+        return ((name, value) for part in told for name, value in part)
 
     def _write(self, step: int, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        with self.ranks.together("writing a checkpoint"):
+        if self.ranks.world == 1:
+            return super()._write(step, tensors, meta)
+        path = checkpoint.folder_path(self.config.out, step)
+        sharded_checkpoint.save(path, tensors, meta, self.ranks, self._layouts())
+        with self.ranks.together("deleting a checkpoint"):
             if self.ranks.first:
-                super()._write(step, tensors, meta)
+                checkpoint.prune(self.config.out)
 
     def _passes(self, tokens_BS: Tensor, targets_BS: Tensor) -> Iterator[Pass]:
         for number, one in enumerate(passes(self.config, tokens_BS, targets_BS)):
@@ -133,12 +138,38 @@ class ParallelRun(Run):
         if self.ranks.ep == 1:
             return own
         found = [torch.empty(len(own), dtype=torch.float64) for _ in range(self.ranks.ep)]
+        self.ranks.traffic.sent("norms", 8 * len(own) * self.ranks.ep, 8 * len(own))
         dist.all_gather(found, torch.tensor(own, dtype=torch.float64), group=self.ranks.group("ep"))
         return torch.cat(found).tolist()
+
+    def _monitor(self, step: int, part: Part, loss: float) -> dict[str, Any]:
+        """And what all ranks have sent in this step's passes."""
+        found = self._gathered(self.ranks.traffic.take())
+        self.traffic.add(found.phases)
+        wires = found.wires()
+        return super()._monitor(step, part, loss) | ({"wires": wires} if wires else {})
+
+    def _update(self, step: int, part: Part) -> dict[str, Any]:
+        self.between.add(self.ranks.traffic.take())
+        return super()._update(step, part)
+
+    def sent(self) -> Traffic | None:
+        self.between.add(self.ranks.traffic.take())
+        whole = self._gathered(self.between.take())
+        whole.add(self.traffic.phases)
+        return whole
+
+    def _gathered(self, own: dict[str, Count]) -> Traffic:
+        """Of all ranks."""
+        found = Traffic()
+        for record in self.ranks.gather({phase: asdict(count) for phase, count in own.items()}):
+            found.add({phase: Count(**numbers) for phase, numbers in record.items()})
+        return found
 
     def _rebalance(self) -> None:
         for module in self.model.modules():
             if isinstance(module, Bias):
+                self.ranks.traffic.sent("router loads", module.load.nbytes)
                 dist.all_reduce(module.load)  # integers: exact in any order
         rebalance(self.model)
 

@@ -21,7 +21,7 @@ import platform
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from .collectives import Traffic
 from .waiting import waiting
 
 DIMS = ("dp", "fsdp", "ep")
@@ -63,7 +64,8 @@ class RanksDiffer(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """This process among the ranks. mesh: dims `DIMS`; its groups carry tensors of the device."""
+    """This process among the ranks. mesh: dims `DIMS`; its groups carry tensors of the device. traffic: what its
+    collectives send."""
 
     rank: int
     world: int
@@ -73,6 +75,7 @@ class Ranks:
     dp: int
     timeout: float
     mesh: DeviceMesh
+    traffic: Traffic = field(default_factory=Traffic)
 
     @property
     def first(self) -> bool:
@@ -96,7 +99,7 @@ class Ranks:
     def gather(self, value: Any) -> list[Any]:
         """What every rank has given, a JSON value each, in rank order. All ranks call it."""
         with waiting("a word of every rank"):
-            return _gather(value, self.world)
+            return _gather(value, self.world, self.traffic)
 
     @contextlib.contextmanager
     def together(self, what: str) -> Iterator[None]:
@@ -244,7 +247,7 @@ def _software() -> dict[str, Any]:
     return {"code": code_digests(Path(__file__).resolve().parent.parent), "version": versions}
 
 
-def _gather(value: Any, world: int) -> list[Any]:
+def _gather(value: Any, world: int, traffic: Traffic | None = None) -> list[Any]:
     """All ranks' JSON values; lengths first, then bytes padded to the longest."""
     text = json.dumps(value, default=str).encode()
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
@@ -252,6 +255,8 @@ def _gather(value: Any, world: int) -> list[Any]:
     most = max(int(size) for size in sizes)
     padded = torch.frombuffer(bytearray(text.ljust(most)), dtype=torch.uint8)
     found = [torch.zeros(most, dtype=torch.uint8) for _ in range(world)]
+    if traffic is not None:
+        traffic.sent("notes", (8 + most) * world, 8 + most)
     dist.all_gather(found, padded)
     return [json.loads(bytes(one[: int(size)].tolist())) for one, size in zip(found, sizes, strict=True)]
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from safetensors.torch import save
 from torch import nn
 from tqdm import tqdm
 
-from . import checkpoint
+from . import checkpoint, checkpoint_folder
 from .clip import clip
+from .collectives import Traffic
 from .config import TrainConfig
 from .data import Corpus, batch, epoch_batch, heldout_batch
 from .expert import Draw
@@ -56,19 +58,27 @@ class Run:
     def resume(self, command: str) -> int:
         """Load the newest checkpoint, cut the log back to it, and return its step; 0 without one. `command`: what runs
         it, for meta.json."""
-        config, corpus, start = self.config, self.corpus, 0
-        if path := checkpoint.latest(config.out):
-            tensors, meta = checkpoint.load(path)
+        corpus, start = self.corpus, 0
+        if path := self._latest():
+            tensors, meta = self._load(path)
             if meta["corpus"] != corpus.digest:
                 raise ValueError(
-                    f"data {config.data!r} has changed since {path} was written (sha256 was "
+                    f"data {self.config.data!r} has changed since {path} was written (sha256 was "
                     f"{meta['corpus'][:12]}, is {corpus.digest[:12]}); restore it, or use another out"
                 )
-            checkpoint.restore_training_state(self._own(tensors), self.model, self.optimizer)
+            checkpoint.restore_training_state(tensors, self.model, self.optimizer)
             self.oscillation.restore(tensors)
             start = meta["step"]
         self._enter(start, command)
         return start
+
+    def _latest(self) -> Path | None:
+        """The newest checkpoint."""
+        return checkpoint.latest(self.config.out)
+
+    def _load(self, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """What of a checkpoint belongs here, and what it says of itself."""
+        return checkpoint_folder.load(path)
 
     def _enter(self, start: int, command: str) -> None:
         """Cut the log back to `start`, and note in meta.json what goes on from there."""
@@ -78,14 +88,6 @@ class Run:
         if start < config.steps:
             about = {"preset": config.preset, "seed": config.seed, "threads": config.threads}
             record_environment(config.out, config.device, about | {"corpus": self.corpus.about()}, start, command)
-
-    def _own(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What of a checkpoint's tensors is kept here."""
-        return tensors
-
-    def _state(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint holds."""
-        return checkpoint.training_state(self.model, self.optimizer) | self.oscillation.state()
 
     def advance(self, step: int) -> dict[str, Any]:
         """Take one step; evaluate, log and save what is due after it. Returns the log record."""
@@ -154,6 +156,10 @@ class Run:
             return clip(self.model, self.config.clip)
         return nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip).item()
 
+    def sent(self) -> Traffic | None:
+        """What all ranks have sent since the run was opened; None for one process."""
+        return None
+
     def _rebalance(self) -> None:
         """After the optimizer's step."""
         rebalance(self.model)
@@ -200,13 +206,17 @@ class Run:
 
     def _save(self, step: int) -> None:
         """Write the checkpoint of `step`."""
-        folder = self.config.out
-        tensors = self._state()
-        for name, tensor in tensors.items():
-            require_finite(folder, step, f"sum of magnitudes of {name}", tensor.double().abs().sum().item())
+        tensors = checkpoint.training_state(self.model, self.optimizer) | self.oscillation.state()
+        for name, value in self._sums(tensors):
+            require_finite(self.config.out, step, f"sum of magnitudes of {name}", value)
         self.log.sync()  # the log must never be behind a checkpoint
         self._write(step, tensors, {"step": step, "corpus": self.corpus.digest, "config": self.identity})
         self.observer.forget()  # a run resumed from here has not seen the weights before either
+
+    def _sums(self, tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, float]]:
+        """The sum of magnitudes of every tensor."""
+        for name, tensor in tensors.items():
+            yield name, tensor.double().abs().sum().item()
 
     def _write(self, step: int, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
         """The checkpoint itself; then delete the ones that it supersedes."""

@@ -34,6 +34,7 @@ from torch import nn
 from tqdm import tqdm
 
 from .board import Board, require_tensorboard
+from .collectives import Traffic
 from .command_line import command_of, exact, parse
 from .config import THRESHOLDS, TrainConfig, check
 from .data import Corpus, load_corpus, require_sequences, require_vocabulary
@@ -59,7 +60,7 @@ _NOT_IDENTITY = (
     *("out", "progress", "activations", "monitor_every", "monitor_reference", "tensorboard", "wandb", "raise_to"),
     "ops",  # told by the module's own name
     "recompute",
-    *("ep", "fsdp", "dp", "timeout"),
+    *("ep", "fsdp", "dp", "waves", "timeout"),
 )
 # fields that runs of earlier versions had at their defaults, without noting them
 _LATER = (
@@ -83,6 +84,7 @@ class Result:
         resumed_from: the step that this call continued from: 0 for a new run, `steps` if it was finished already.
         saved_bytes: that autograd kept of the first pass (`micro_batch` sequences) for its backward, parameters left
             out; None if no step was taken.
+        sent: what all ranks of this call have sent, by phase; None for one process.
     """
 
     steps: int
@@ -94,6 +96,7 @@ class Result:
     folder: Path
     resumed_from: int
     saved_bytes: int | None = None
+    sent: Traffic | None = None
 
 
 def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
@@ -111,6 +114,8 @@ def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
         f"a token, {result.bits_per_byte:.4f} bits a byte, {result.median_step_seconds:.3f} s a step"
         + ("" if result.saved_bytes is None else f", {result.saved_bytes / 1e6:.2f} MB saved for a backward")
     )
+    if result.sent is not None:
+        print(result.sent.summary())
     end(0)
     return 0
 
@@ -182,7 +187,8 @@ def _train(
                     f"{str(config.out)!r} has taken; use more steps, or another out"
                 )
             _steps(run, start, on_progress)
-    return _result(config.out, start, *run.saved)
+        found = _result(config.out, start, *run.saved)
+        return dataclasses.replace(found, sent=run.sent())
 
 
 def corpus_of(config: TrainConfig) -> Corpus:

@@ -38,7 +38,7 @@ class WireCostConfig:
 
     ranks: int = 4
     """Processes, one thread each."""
-    tokens: int = 1024
+    tokens: int = 512
     """Tokens of each."""
     top_k: int = 4
     """Rows of each token."""

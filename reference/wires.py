@@ -75,6 +75,11 @@ class Layout:
             raise ValueError(f"width={self.width}: codes of {bits} bits take a multiple of {2 if bits == 4 else 4}")
 
     @property
+    def name(self) -> str:
+        """Of what travels."""
+        return "BF16" if self.cast.fmt is None else self.cast.fmt.name
+
+    @property
     def parts(self) -> tuple[int, int, int]:
         """Bytes of a row's codes, of its block scales and of its outer scales; of BF16 values, 0 and 0."""
         fmt = self.cast.fmt

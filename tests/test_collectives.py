@@ -7,6 +7,7 @@ them to whom, and `bits_per_value`. Four processes on gloo do everything once; t
 
 import json
 import multiprocessing
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def look(rank: int) -> dict[str, object]:
             back = unpack(got, Layout(WIDTH, cast))
             same = torch.equal(back.codes, expected.codes) if cast.fmt else torch.equal(back, expected)
             found[f"{name}: {split}, unpacked"] = same
-        found[name] = traffic.record()[name]
+        found[name] = asdict(traffic.of(name)) | traffic.wires()[name]
     # two on their way at once, waited for in the other order
     send = [1] * RANKS
     handles = [exchange(pack(rows([(rank, p, 1) for p in range(RANKS)])) ^ i, send, send, group, "x") for i in (0, 1)]

@@ -1,122 +1,183 @@
 """Contract: under `deterministic` any number of ranks, and any grid of them, has the bits of one process: losses,
-norms, evaluations, weights and the optimizer's state.
+norms, evaluations, weights and the optimizer's state; also where a run that some ranks began goes on on others.
 
-Oracle: the same configuration trained in one process without torchrun, which passes one grain after the other. Ranks are
-processes over gloo; a watchdog ends them. Compared bit for bit, times left out.
+Oracle: the same configuration trained in one process without torchrun, which passes one grain after the other. Ranks
+are processes over gloo; a watchdog ends them. Compared bit for bit, times and what was sent left out.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from numerics import ops
+from reference import checkpoint, checkpoint_folder
 from reference import train as trainer
 from reference.config import TrainConfig, check
+from reference.load import load_run
 from reference.parallel_run import parallel
 from reference.ranks import DIMS, Ranks
 from reference.train import train
 from tests.golden_runs import text
-from tests.rank_processes import ranks
+from tests.rank_processes import free_port, ranks
 from tests.test_train import SMALL
 
 OPTIONS = {
     **{"router": "sigmoid", "bias_speed": 0.01, "convolution": 3, "dense_layers": 1, "dense_dim": 48, "kv_heads": 1},
 }
-# name -> fields, sizes of the model
-RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "fourbit": ({}, {}),
-    "mxfp8": ({"preset": "mxfp8"}, {}),
-    "bf16": ({"preset": "bf16"}, {}),
+# kind -> fields, sizes of the model
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "fourbit": ({"steps": 3}, {}),
+    "mxfp8": ({"preset": "mxfp8", "batch": 4}, {}),
+    "bf16": ({"preset": "bf16", "batch": 4}, {}),
     # every option of the model, recomputing, another recipe at the end; a grain of two sequences
     "options": (
         {"grain": 2, "recompute": "layers", "recompute_glu": True, "switch_at": 0.5, "switch_to": "mxfp8"},
         OPTIONS,
     ),
-    "one token": ({"preset": "fourbit", "order": "epoch"}, {"sequence": 1}),
+    # most experts have no row, and a rank may get none at all
+    "token": ({"order": "epoch", "batch": 4}, {"sequence": 1}),
 }
 
 
-def configured(folder: Path, name: str, **fields: Any) -> TrainConfig:
-    """Three steps of run `name` in a folder of its own, on the text beside it."""
-    own, sizes = RUNS[name]
-    if not (folder / "text").exists():
-        (folder / "text").write_bytes(text())
-    common = {"steps": 3, "warmup": 1, "batch": 8, "grain": 1, "eval_sequences": 6, "eval_every": 2, "seed": 5}
-    common |= {"checkpoint_every": 2, "monitor_every": 0, "progress": "hide", "deterministic": True, "timeout": 60.0}
-    out = folder / "-".join([name.replace(" ", "_"), *(f"{key}{value}" for key, value in fields.items())])
-    model = dataclasses.replace(SMALL, **sizes)
-    return TrainConfig(**{"out": out, "data": str(folder / "text"), **common, **own, **fields, "model": model})
+@dataclass(frozen=True)
+class Job:
+    """A run of a kind on a grid of ranks, in a folder of its name; `stop`: the step after which it is ended, 0 for
+    its own end."""
+
+    kind: str
+    ep: int = 1
+    fsdp: int = 1
+    dp: int = 1
+    waves: int = 1
+    stop: int = 0
+    folder: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.folder or f"{self.kind}-{self.ep}-{self.fsdp}-{self.dp}"
+
+    def config(self, root: Path, **more: Any) -> TrainConfig:
+        fields, sizes = KINDS[self.kind]
+        common = {"steps": 2, "warmup": 1, "batch": 8, "grain": 1, "eval_sequences": 6, "eval_every": 2, "seed": 5}
+        common |= {
+            "checkpoint_every": 2,
+            "monitor_every": 0,
+            "progress": "hide",
+            "deterministic": True,
+            "timeout": 60.0,
+        }
+        common |= {"out": root / self.name, "data": str(root / "text")}
+        common |= {"ep": self.ep, "fsdp": self.fsdp, "dp": self.dp, "waves": self.waves}
+        return TrainConfig(**common | fields | more, model=dataclasses.replace(SMALL, **sizes))
+
+
+class Stopped(Exception):
+    """A run that a test has ended."""
+
+
+def trained(root: str, *jobs: str) -> int:
+    """On ranks as torchrun starts them: one job after the other in the same processes."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo")
+    for job in (Job(**json.loads(words)) for words in jobs):
+        config = job.config(Path(root))
+        check(config)
+        mesh = init_device_mesh("cpu", (config.dp, config.fsdp, config.ep), mesh_dim_names=DIMS)
+        here = Ranks(rank, world, rank, config.ep, config.fsdp, config.dp, config.timeout, mesh)
+
+        def stop(record: dict[str, Any], step: int = job.stop) -> None:
+            if record["step"] == step:
+                raise Stopped
+
+        with contextlib.suppress(Stopped):
+            trainer._train(parallel(config), ops, stop, None, here)
+    dist.destroy_process_group()
+    return len(jobs)
+
+
+def on_ranks(root: Path, *jobs: Job) -> None:
+    world = jobs[0].ep * jobs[0].fsdp * jobs[0].dp
+    words = [json.dumps(dataclasses.asdict(job)) for job in jobs]
+    assert [one.found for one in ranks(__file__, "trained", world, str(root), *words, seconds=240)] == [
+        len(jobs)
+    ] * world
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+    return [{name: value for name, value in line.items() if name not in ("seconds", "wires")} for line in lines]
 
 
 def same(a: Path, b: Path) -> None:
     """Two run folders tell of the same bits."""
     assert records(a) == records(b)
-    one, other = (load_file(sorted(folder.glob("checkpoint-*.safetensors"))[-1]) for folder in (a, b))
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    one, other = (checkpoint_folder.load(checkpoint.latest(folder)) for folder in (a, b))
+    assert one[0].keys() == other[0].keys() and one[1] == other[1]
+    assert all(torch.equal(one[0][name], other[0][name]) for name in one[0])
 
 
-def trained(folder: str, *runs: str) -> int:
-    """On ranks that torchrun would have started: runs `name ep fsdp dp`, one after the other in the same processes."""
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo")
-    for run in runs:
-        name, *sizes = run.split("/")
-        config = configured(Path(folder), name, **dict(zip(("ep", "fsdp", "dp"), map(int, sizes), strict=True)))
-        check(config)
-        mesh = init_device_mesh("cpu", (config.dp, config.fsdp, config.ep), mesh_dim_names=DIMS)
-        here = Ranks(rank, world, rank, config.ep, config.fsdp, config.dp, config.timeout, mesh)
-        trainer._train(parallel(config), ops, None, None, here)
-    dist.destroy_process_group()
-    return len(runs)
-
-
-def on_ranks(folder: Path, world: int, *runs: tuple[str, int, int, int]) -> None:
-    for one in ranks(__file__, "trained", world, str(folder), *("/".join(map(str, run)) for run in runs), seconds=240):
-        assert one.found == len(runs)
-
-
-def placed(folder: Path, run: tuple[str, int, int, int]) -> Path:
-    name, *sizes = run
-    return configured(folder, name, **dict(zip(("ep", "fsdp", "dp"), sizes, strict=True))).out
+FOUR = (
+    Job("fourbit", ep=2, dp=2),
+    Job("mxfp8", ep=4),
+    Job("bf16", fsdp=4),
+    Job("options", ep=2, fsdp=2, waves=2),
+    Job("token", ep=4),
+)
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every run as one process trains it."""
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every kind of run as one process trains it, by its name, those of FOUR, and a stopped one."""
     folder = tmp_path_factory.mktemp("runs")
-    for name in RUNS:
-        train(configured(folder, name), ops)
+    (folder / "text").write_bytes(text())
+    for kind in KINDS:
+        train(Job(kind, folder=kind).config(folder), ops)
+    on_ranks(folder, *FOUR, Job("fourbit", ep=4, stop=2, folder="stopped"))
     return folder
 
 
-FOUR = [
-    *(("fourbit", 4, 1, 1), ("mxfp8", 4, 1, 1), ("bf16", 4, 1, 1), ("fourbit", 2, 1, 2), ("options", 2, 2, 1)),
-    *(("one token", 4, 1, 1), ("fourbit", 1, 2, 2)),
-]
+@pytest.mark.parametrize("job", FOUR, ids=lambda job: job.name)
+def test_four_ranks_have_the_bits_of_one_process(root, job):
+    same(root / job.kind, root / job.name)
 
 
-def test_four_ranks_have_the_bits_of_one_process(alone):
-    on_ranks(alone, 4, *FOUR)
-    for run in FOUR:
-        same(alone / run[0].replace(" ", "_"), placed(alone, run))
+def test_a_run_that_four_ranks_began_goes_on_on_two_on_one_and_in_one_process(root, monkeypatch):
+    assert len(records(root / "stopped")) == 2 and checkpoint.latest(root / "stopped").name == "checkpoint-00000002"
+    for name in ("process", "two", "one"):
+        shutil.copytree(root / "stopped", root / name)
+    two = Job("fourbit", ep=2)
+    on_ranks(root, two, dataclasses.replace(two, folder="two"))
+    assert train(Job("fourbit", folder="process").config(root), ops).resumed_from == 2
+    given = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for name, value in given.items():
+        monkeypatch.setenv(name, str(value))
+    assert train(Job("fourbit", folder="one").config(root), ops).resumed_from == 2
+    for name in (two.name, "two", "one", "process"):
+        same(root / "fourbit", root / name)
+    meta = json.loads((root / "process" / "meta.json").read_text())
+    assert [entry["step"] for entry in meta["resumed"]] == [2]
 
 
-def test_one_and_two_ranks_have_the_bits_of_one_process(alone):
-    on_ranks(alone, 1, ("fourbit", 1, 1, 1))
-    on_ranks(alone, 2, ("fourbit", 2, 1, 1), ("bf16", 1, 1, 2))
-    for run in (("fourbit", 1, 1, 1), ("fourbit", 2, 1, 1), ("bf16", 1, 1, 2)):
-        same(alone / run[0], placed(alone, run))
+def test_what_ranks_have_trained_is_loaded_by_one_process(root):
+    found, whole = (load_run(root / name).model.state_dict() for name in ("mxfp8-4-1-1", "mxfp8"))
+    assert found.keys() == whole.keys() and all(torch.equal(found[name], whole[name]) for name in found)
+
+
+def test_the_log_tells_measured_bits_of_every_wire(root):
+    """Four ranks that share out the experts of six layers, the last one's in MXFP8; widths of 32."""
+    for line in map(json.loads, (root / "stopped" / "log.jsonl").read_text().splitlines()):
+        bits = {phase: told["bits_per_value"] for phase, told in line["wires"].items()}
+        rows, values = SMALL.top_k * SMALL.sequence * 8, 32  # eight sequences
+        assert bits["dispatch NVFP4_46"] == 4.5 + 32 / 32 and bits["combine MXS2F6"] == 8.25
+        assert bits["dispatch MXFP8"] == bits["gradient dispatch MXFP8"] == bits["gradient combine MXFP8"] == 8.25
+        assert line["wires"]["dispatch NVFP4_46"]["bytes"] * 8 == 5 * rows * values * 5.5
