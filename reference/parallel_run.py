@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from . import checkpoint, sharded_checkpoint
+from . import checkpoint
 from .clip import clip
 from .collectives import Count, Traffic
 from .config import TrainConfig
@@ -100,9 +100,13 @@ class ParallelRun(Run):
         return Path(name) if name else None
 
     def _load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        from . import sharded_checkpoint  # late: what it imports takes two seconds, which one process does not pay
+
         return sharded_checkpoint.load(path, self.ranks, self._layouts())
 
-    def _layouts(self) -> dict[str, sharded_checkpoint.Layout]:
+    def _layouts(self) -> dict[str, Any]:
+        from . import sharded_checkpoint
+
         return sharded_checkpoint.layouts(self.model, self.ranks, dict.fromkeys(expert_parts(self.model), 0))
 
     def _sums(self, tensors: dict[str, Tensor]) -> Iterator[tuple[str, float]]:
@@ -112,6 +116,8 @@ class ParallelRun(Run):
     def _write(self, step: int, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         if self.ranks.world == 1:
             return super()._write(step, tensors, meta)
+        from . import sharded_checkpoint
+
         path = checkpoint.folder_path(self.config.out, step)
         sharded_checkpoint.save(path, tensors, meta, self.ranks, self._layouts())
         with self.ranks.together("deleting a checkpoint"):

@@ -1,8 +1,8 @@
 """Ranks killed at random moments, the writing of a checkpoint included.
 
 Contract: torchrun --max-restarts goes on from a complete checkpoint after every kill, and the run ends with the log and
-the weights of a run that nobody killed. Oracle: the same configuration in one process. Kills are SIGKILL to a random rank:
-in turn after a random part of a step, and as soon as an unfinished checkpoint is seen, plus up to 20 ms.
+the weights of a run that nobody killed. Oracle: the same configuration in one process. Kills are SIGKILL to a random
+rank: in turn after a random part of a step, and as soon as an unfinished checkpoint is seen, plus up to 20 ms.
 """
 
 import json
