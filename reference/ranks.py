@@ -242,6 +242,12 @@ def code_digests(root: Path) -> dict[str, str]:
     }
 
 
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor is on this rank: of a DTensor its piece, which shares its memory."""
+    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # without importing DTensor
+    return found
+
+
 def _software() -> dict[str, Any]:
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     return {"code": code_digests(Path(__file__).resolve().parent.parent), "version": versions}
