@@ -107,12 +107,12 @@ class Handle:
 
     def wait(self) -> Tensor:
         """The received rows, uint8 (sum of receive, B). Raises RuntimeError if a rank is gone or too late."""
-        if self.work is not None:
-            start = time.perf_counter()
-            with record_function(f"fourbit::{self.phase} wait"), waiting(self.phase):
+        start = time.perf_counter()
+        with record_function(f"fourbit::{self.phase} wait"), waiting(self.phase):
+            if self.work is not None:
                 self.work.wait()
-            self.count.seconds += time.perf_counter() - start
-            self.work = None
+        self.count.seconds += time.perf_counter() - start
+        self.work = None
         return self.received
 
 
@@ -154,7 +154,8 @@ def exchange(
     if group is None:
         if list(send) != list(receive):
             raise ValueError(f"receive={list(receive)} with send={list(send)}: a process alone receives what it sends")
-        return Handle(buffer, buffer, None, phase, count)
+        with record_function(f"fourbit::{phase}"):
+            return Handle(buffer, buffer, None, phase, count)
     received = buffer.new_empty(sum(receive), buffer.shape[1])
     with record_function(f"fourbit::{phase}"):
         work = dist.all_to_all_single(received, buffer, list(receive), list(send), group=group, async_op=True)
@@ -175,9 +176,9 @@ def exchange_counts(rows: Tensor, group: Any, traffic: Traffic | None = None) ->
     if traffic is not None:
         traffic.sent(COUNTS, rows.nbytes, rows.nbytes // ranks)
     received = torch.empty_like(rows)
-    if group is None:
-        received.copy_(rows)
-    else:
-        with record_function(f"fourbit::{COUNTS}"), waiting(COUNTS):
+    with record_function(f"fourbit::{COUNTS}"), waiting(COUNTS):
+        if group is None:
+            received.copy_(rows)
+        else:
             dist.all_to_all_single(received, rows.contiguous(), group=group)
     return received.view(ranks, -1)

@@ -6,6 +6,7 @@ one process, grain by grain, bit for bit; a plan counted by hand.
 """
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from numerics import hadamard_signs, ops
 from reference.collectives import Traffic
+from reference.config import TrainConfig, check
 from reference.expert import Draw, ExpertMLP, Setting, route
 from reference.parallel_experts import ParallelExperts, Placement
 from reference.presets import preset
@@ -131,3 +133,29 @@ def test_the_next_wave_is_on_its_way_while_one_is_computed() -> None:
     steps += ["dispatch 2 starts", "dispatch 1 arrives", "computes (1,)", "combine 1 starts"]
     steps += ["dispatch 2 arrives", "computes (2,)", "combine 2 starts"]
     assert told == steps + [f"combine {i} arrives" for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"waves": 2}, "waves 2 cannot be used; rows travel where experts are shared out"),
+        ({"waves": 3, "ep": 4}, "waves 3 cannot be used; a rank has 2 experts of a layer; use 1 to 2"),
+        ({"waves": 0, "ep": 4}, "waves 0 cannot be used; a rank has 2 experts"),
+    ],
+)
+def test_waves_that_cannot_be_are_refused(fields: dict[str, int], told: str, tmp_path: Path) -> None:
+    config = TrainConfig(tmp_path / "run", batch=16, grain=1, **fields)
+    with pytest.raises(ValueError, match=told):
+        check(config)
+
+
+def test_a_profiler_names_every_phase() -> None:
+    """Of a pass whose experts are all here: where each exchange starts, where its rows are needed, and the products."""
+    one, w = inputs(0, 8, "many"), masters()
+    placement = Placement(None, 1, 0, EXPERTS, None, 2, Traffic())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        results(ParallelExperts, one, w, setting("fourbit", 0), placement)
+    counts = {event.key: event.count for event in seen.key_averages() if event.key.startswith("fourbit::")}
+    names = ["dispatch NVFP4_46", "combine MXS2F6", "gradient dispatch MXFP8", "gradient combine MXFP8"]
+    steps = {f"fourbit::{name}": 2 for name in [*names, *(f"{name} wait" for name in names)]}
+    assert counts == steps | {"fourbit::counts": 1, "fourbit::experts": 2, "fourbit::gradient experts": 2}
