@@ -179,8 +179,9 @@ def ranks_of(placed: Placed, identity: Mapping[str, Any] | None = None) -> Ranks
         atexit.register(gc.collect)  # groups in unreachable cycles, for the same reason as in `end`
     backend = "cpu:gloo,cuda:nccl" if placed.device == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=placed.timeout))
-    except dist.DistError as error:
+        store = open_store(placed.timeout)
+        dist.init_process_group(backend, None, timedelta(seconds=placed.timeout), world, rank, store)
+    except RuntimeError as error:
         raise ValueError(
             f"rank {rank} did not reach all {world} ranks within timeout {placed.timeout:g} s ({_line(error)}); see "
             "whether every rank has started, or use a longer one"
@@ -193,6 +194,28 @@ def ranks_of(placed: Placed, identity: Mapping[str, Any] | None = None) -> Ranks
         dist.destroy_process_group()
         raise
     return Ranks(rank, world, local_rank, placed.ep, placed.fsdp, placed.dp, placed.timeout, mesh)
+
+
+def open_store(timeout: float) -> Any:
+    """A connection to torchrun's store, or to rank 0's, for keys of this attempt.
+
+    torchrun's outlives a restart, and what the ranks of the attempt before told of themselves would still be in it:
+    torch 2.13 gives a restarted rank such an address, which nobody listens to.
+
+    Raises:
+        ValueError: nobody answers.
+    """
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and os.environ["RANK"] == "0"
+    try:
+        store = dist.TCPStore(address, port, None, serves, timedelta(seconds=timeout), False, multi_tenant=True)
+    except RuntimeError as error:
+        raise ValueError(
+            f"rank {os.environ['RANK']} did not reach {address}:{port} within timeout {timeout:g} s ({_line(error)}); "
+            "see whether rank 0 has started"
+        ) from None
+    attempt = [os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RUN_ID", "RESTART_COUNT")]
+    return dist.PrefixStore(f"fourbit/{'/'.join(attempt)}", store)
 
 
 def leave() -> None:
