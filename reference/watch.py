@@ -21,7 +21,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from .ranks import named, open_store, world_size
+from .ranks import open_store, world_size
+from .same import named
 from .signs import Sign, Slow
 from .waiting import snapshot
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from reference import checkpoint, checkpoint_folder, sharded_checkpoint
-from reference.ranks import RanksDiffer, leave, ranks_of
+from reference.ranks import leave, ranks_of
+from reference.same import RanksDiffer
 from tests.rank_processes import ranks
 
 EXPERTS = {"layer.w13": 0}
