@@ -20,7 +20,9 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils import _pytree
 
+from .model import Losses
 from .ranks import Ranks, local
 from .waiting import waiting
 
@@ -34,6 +36,9 @@ def shard(model: nn.Module, apart: Iterable[nn.Parameter], ranks: Ranks) -> None
         model: a `Transformer` on the ranks' device, equal on all of them but for `apart`.
         apart: parameters that are left alone: experts of which this rank has its own.
     """
+    if Losses not in _pytree.SUPPORTED_NODES:
+        # torch 2.11 looks for a module's outputs in trees that it knows, and without them frees weights too early
+        _pytree.register_pytree_node(Losses, lambda x: ([x.ce, x.balance], None), lambda parts, _: Losses(*parts))
     left, inner = set(apart), ranks.fsdp * ranks.ep
     shape, names = ((ranks.dp, inner), ("dp", "shard")) if ranks.dp > 1 else ((inner,), ("shard",))
     mesh = init_device_mesh(ranks.mesh.device_type, shape, mesh_dim_names=names)
