@@ -12,7 +12,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +89,16 @@ class ParallelRun(Run):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "gradients", OrderedGradients(self.model, self.ranks))
+        object.__setattr__(self, "oscillation", replace(self.oscillation, everywhere=self._added))
 
     def _enter(self, start: int, command: str) -> None:
         with self.ranks.together("opening the log"):
             if self.ranks.first:
                 super()._enter(start, command)
+
+    def _added(self, own: list[int]) -> list[int]:
+        """Numbers of every rank, added."""
+        return [sum(numbers) for numbers in zip(*self.ranks.gather(own), strict=True)]
 
     def _latest(self) -> Path | None:
         name, *_ = self.ranks.gather(str(super()._latest() or "") if self.ranks.first else "")
