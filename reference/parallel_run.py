@@ -31,7 +31,7 @@ from .model import Losses
 from .monitor import Part
 from .ordered import OrderedGradients
 from .parallel_experts import expert_parts, place_experts, require_placeable
-from .ranks import Ranks, world_size
+from .ranks import Ranks, local, world_size
 from .router import Bias, rebalance
 from .run import Pass, Run, passes
 from .schedule import Schedule
@@ -60,10 +60,24 @@ def parallel(config: TrainConfig) -> TrainConfig:
 
 def place(model: nn.Module, config: TrainConfig, layers: Schedule, ranks: Ranks) -> None:
     """Leave in `model` what this rank keeps. Raises ValueError for recipes that need a layer's experts at one place."""
-    if ranks.ep > 1:
-        for recipe in {*layers.start, *(layers.later or ())}:
+    for recipe in {*layers.start, *(layers.later or ())}:
+        if ranks.ep > 1:
             require_placeable(config.preset, recipe)
-    place_experts(model, ranks.group("ep"), True, config.waves, ranks.traffic)
+        elif is_sharded(config, ranks) and recipe.osci_reset is not None:
+            raise ValueError(
+                f"preset {config.preset!r} resets weights that oscillate, of which a rank has pieces of rows here; use "
+                "deterministic, or ep above 1, which leaves experts whole"
+            )
+    place_experts(model, ranks.group("ep"), not is_sharded(config, ranks), config.waves, ranks.traffic)
+    if is_sharded(config, ranks):
+        from . import fsdp
+
+        fsdp.shard(model, expert_parts(model).values(), ranks)
+
+
+def is_sharded(config: TrainConfig, ranks: Ranks) -> bool:
+    """Whether the dense part is sharded, and gradients are summed in the order that the backend takes."""
+    return ranks.world > 1 and not config.deterministic
 
 
 @contextlib.contextmanager
@@ -82,14 +96,21 @@ class ParallelRun(Run):
     """A run of which this process is one of the ranks."""
 
     ranks: Ranks = field(kw_only=True)
-    gradients: OrderedGradients = field(init=False)
+    gradients: Any = field(init=False)  # `ordered.OrderedGradients` or `fsdp.ShardedGradients`
     traffic: Traffic = field(default_factory=Traffic)  # of all ranks, in the steps so far
     between: Traffic = field(default_factory=Traffic)  # of this rank, between steps: evaluations, checkpoints
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "gradients", OrderedGradients(self.model, self.ranks))
+        object.__setattr__(self, "gradients", self._summing())
         object.__setattr__(self, "oscillation", replace(self.oscillation, everywhere=self._added))
+
+    def _summing(self) -> Any:
+        if not is_sharded(self.config, self.ranks):
+            return OrderedGradients(self.model, self.ranks)
+        from . import fsdp
+
+        return fsdp.ShardedGradients(self.model, expert_parts(self.model).values(), self.ranks)
 
     def _enter(self, start: int, command: str) -> None:
         with self.ranks.together("opening the log"):
@@ -105,7 +126,7 @@ class ParallelRun(Run):
         return Path(name) if name else None
 
     def _load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        from . import sharded_checkpoint  # late: what it imports takes two seconds, which one process does not pay
+        from . import sharded_checkpoint  # late: one process does not need it
 
         return sharded_checkpoint.load(path, self.ranks, self._layouts())
 
@@ -115,7 +136,9 @@ class ParallelRun(Run):
         return sharded_checkpoint.layouts(self.model, self.ranks, dict.fromkeys(expert_parts(self.model), 0))
 
     def _sums(self, tensors: dict[str, Tensor]) -> Iterator[tuple[str, float]]:
-        told = self.ranks.gather([pair for pair in super()._sums(tensors) if not math.isfinite(pair[1])])
+        told = self.ranks.gather(
+            [pair for pair in super()._sums({k: local(t) for k, t in tensors.items()}) if not math.isfinite(pair[1])]
+        )
         return ((name, value) for part in told for name, value in part)
 
     def _write(self, step: int, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
@@ -142,6 +165,8 @@ class ParallelRun(Run):
 
     def _clip(self) -> float:
         self.gradients.end()
+        if is_sharded(self.config, self.ranks):
+            return float(self.gradients.clip(self.config.clip))
         return clip(self.model, self.config.clip, self._of_group)
 
     def _of_group(self, own: list[float]) -> list[float]:

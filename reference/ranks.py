@@ -14,31 +14,25 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import hashlib
 import json
 import os
-import platform
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from .collectives import Traffic
+from .same import RanksDiffer, check_same, flat, named, software
 from .waiting import waiting
 
 DIMS = ("dp", "fsdp", "ep")
 _GIVEN = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # beside WORLD_SIZE
-_SOURCES = ("numerics", "reference", "hw", "fourbit.py")  # what decides bits
 _joined: list[int] = []  # this process's rank, once it has been one
-_NAMED = 3  # differing fields that a message spells out
 
 
 class Placed(Protocol):
@@ -54,12 +48,6 @@ class Placed(Protocol):
     def timeout(self) -> float: ...
     @property
     def device(self) -> str: ...
-
-
-class RanksDiffer(ValueError):
-    """Something is wrong with one or more ranks, and every rank raises this with the same words."""
-
-    of_all = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,20 +167,43 @@ def ranks_of(placed: Placed, identity: Mapping[str, Any] | None = None) -> Ranks
         atexit.register(gc.collect)  # groups in unreachable cycles, for the same reason as in `end`
     backend = "cpu:gloo,cuda:nccl" if placed.device == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=placed.timeout))
-    except dist.DistError as error:
+        store = open_store(placed.timeout)
+        dist.init_process_group(backend, None, timedelta(seconds=placed.timeout), world, rank, store)
+    except RuntimeError as error:
         raise ValueError(
             f"rank {rank} did not reach all {world} ranks within timeout {placed.timeout:g} s ({_line(error)}); see "
             "whether every rank has started, or use a longer one"
         ) from None
     try:
         here = {name: getattr(placed, name) for name in (*DIMS, "timeout", "device")}
-        check_same(_gather(flat(here | dict(identity or {}) | _software()), world))
+        check_same(_gather(flat(here | dict(identity or {}) | software()), world))
         mesh = init_device_mesh(placed.device, (placed.dp, placed.fsdp, placed.ep), mesh_dim_names=DIMS)
     except BaseException:
         dist.destroy_process_group()
         raise
     return Ranks(rank, world, local_rank, placed.ep, placed.fsdp, placed.dp, placed.timeout, mesh)
+
+
+def open_store(timeout: float) -> Any:
+    """A connection to torchrun's store, or to rank 0's, for keys of this attempt.
+
+    torchrun's outlives a restart, and what the ranks of the attempt before told of themselves would still be in it:
+    torch 2.13 gives a restarted rank such an address, which nobody listens to.
+
+    Raises:
+        ValueError: nobody answers.
+    """
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and os.environ["RANK"] == "0"
+    try:
+        store = dist.TCPStore(address, port, None, serves, timedelta(seconds=timeout), False, multi_tenant=True)
+    except RuntimeError as error:
+        raise ValueError(
+            f"rank {os.environ['RANK']} did not reach {address}:{port} within timeout {timeout:g} s ({_line(error)}); "
+            "see whether rank 0 has started"
+        ) from None
+    attempt = [os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RUN_ID", "RESTART_COUNT")]
+    return dist.PrefixStore(f"fourbit/{'/'.join(attempt)}", store)
 
 
 def leave() -> None:
@@ -212,39 +223,10 @@ def end(code: int) -> None:
         os._exit(code)
 
 
-def check_same(told: list[dict[str, Any]]) -> None:
-    """Raises RanksDiffer unless all ranks have told the same. told: by rank, a flat JSON object each."""
-    odd = [name for name in dict.fromkeys(key for one in told for key in one) if len(_values(told, name)) > 1]
-    if not odd:
-        return
-    files = [name for name in odd if name.startswith("code.")]
-    spelled = [_difference(told, name) for name in [*(n for n in odd if n not in files), *files][:_NAMED]]
-    more = f"; and {len(odd) - _NAMED} fields more" if len(odd) > _NAMED else ""
-    remedy = "start all from the same files" if files else "start every rank with the same command and environment"
-    raise RanksDiffer(f"ranks differ: {'; '.join(spelled)}{more}; {remedy}")
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested fields under names with dots."""
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor is on this rank: of a DTensor its piece, which shares its memory."""
+    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # without importing DTensor
     return found
-
-
-def code_digests(root: Path) -> dict[str, str]:
-    """The start of a sha256 of every source file that decides bits, by its path below `root`."""
-    paths = [path for name in _SOURCES for path in ([root / name] if "." in name else (root / name).rglob("*.py"))]
-    return {
-        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-        for path in sorted(paths)
-        if path.is_file()
-    }
-
-
-def _software() -> dict[str, Any]:
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-    return {"code": code_digests(Path(__file__).resolve().parent.parent), "version": versions}
 
 
 def _gather(value: Any, world: int, traffic: Traffic | None = None) -> list[Any]:
@@ -261,21 +243,6 @@ def _gather(value: Any, world: int, traffic: Traffic | None = None) -> list[Any]
     return [json.loads(bytes(one[: int(size)].tolist())) for one, size in zip(found, sizes, strict=True)]
 
 
-def _values(told: list[dict[str, Any]], name: str) -> Counter[str]:
-    """How often each value of a field was told, as JSON."""
-    return Counter(json.dumps(one.get(name, "absent")) for one in told)
-
-
-def _difference(told: list[dict[str, Any]], name: str) -> str:
-    """`model.dim is 256 on rank 3, 128 on ranks 0, 1, 2`: the rarest value first."""
-    said = [json.dumps(one.get(name, "absent")) for one in told]
-    parts = [
-        f"{json.loads(value)} on {named([rank for rank, one in enumerate(said) if one == value])}"
-        for value, _ in reversed(_values(told, name).most_common())
-    ]
-    return f"{name} is {', '.join(parts)}"
-
-
 def _told(found: list[str | None], what: str) -> str:
     """Who met which mistake; one that all have met in the same words is told as one process would."""
     if found.count(found[0]) == len(found):
@@ -283,11 +250,6 @@ def _told(found: list[str | None], what: str) -> str:
     told = dict.fromkeys(said for said in found if said is not None)
     parts = [f"{named([rank for rank, one in enumerate(found) if one == said])}: {said}" for said in told]
     return f"{what} failed on {'; on '.join(parts)}"
-
-
-def named(ranks: list[int]) -> str:
-    """`rank 3`, or `ranks 0, 1, 2`."""
-    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"
 
 
 def _line(error: BaseException) -> str:

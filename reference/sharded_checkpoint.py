@@ -30,7 +30,8 @@ from torch.futures import Future
 
 from . import checkpoint, checkpoint_folder
 from .checkpoint_folder import Index, Piece, Whole
-from .ranks import DIMS, Ranks, RanksDiffer, named
+from .ranks import DIMS, Ranks
+from .same import RanksDiffer, named
 
 
 @dataclass(frozen=True)

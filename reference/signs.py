@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from .ranks import named
+from .same import named
 
 SLOW, WINDOW = 10.0, 60.0
 

@@ -19,12 +19,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
-from .ranks import named, world_size
+from .ranks import open_store, world_size
+from .same import named
 from .signs import Sign, Slow
 from .waiting import snapshot
 
@@ -194,7 +192,7 @@ def shared_fate(timeout: float) -> Iterator[Watch | None]:
     if world is None:
         yield None
         return
-    watch = Watch(int(os.environ["RANK"]), world, timeout, _store(timeout))
+    watch = Watch(int(os.environ["RANK"]), world, timeout, open_store(timeout))
     with _terminated(watch):
         try:
             yield watch
@@ -204,22 +202,6 @@ def shared_fate(timeout: float) -> Iterator[Watch | None]:
             raise
         finally:
             watch.stop()
-
-
-def _store(timeout: float) -> Any:
-    """A connection of its own to torchrun's store, or to rank 0's; its keys are this attempt's."""
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    of_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    serves = not of_agent and os.environ["RANK"] == "0"
-    try:
-        store = dist.TCPStore(address, port, None, serves, timedelta(seconds=timeout), False, multi_tenant=True)
-    except dist.DistError as error:
-        raise ValueError(
-            f"rank {os.environ['RANK']} did not reach {address}:{port} within timeout {timeout:g} s ({error}); see "
-            "whether rank 0 has started"
-        ) from None
-    attempt = [os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RUN_ID", "RESTART_COUNT")]
-    return dist.PrefixStore(f"fourbit/{'/'.join(attempt)}", store)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from reference.ranks import RanksDiffer, check_placement, check_same, code_digests, flat, leave, ranks_of, world_size
+from reference.ranks import check_placement, leave, ranks_of, world_size
+from reference.same import RanksDiffer, check_same, code_digests, flat
 from tests.rank_processes import ranks
 
 
