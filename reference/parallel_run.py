@@ -12,7 +12,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,14 @@ def parallel(config: TrainConfig) -> TrainConfig:
 
 def place(model: nn.Module, config: TrainConfig, layers: Schedule, ranks: Ranks) -> None:
     """Leave in `model` what this rank keeps. Raises ValueError for recipes that need a layer's experts at one place."""
-    if ranks.ep > 1:
-        for recipe in {*layers.start, *(layers.later or ())}:
+    for recipe in {*layers.start, *(layers.later or ())}:
+        if ranks.ep > 1:
             require_placeable(config.preset, recipe)
+        elif is_sharded(config, ranks) and recipe.osci_reset is not None:
+            raise ValueError(
+                f"preset {config.preset!r} resets weights that oscillate, of which a rank has pieces of rows here; use "
+                "deterministic, or ep above 1, which leaves experts whole"
+            )
     place_experts(model, ranks.group("ep"), not is_sharded(config, ranks), config.waves, ranks.traffic)
     if is_sharded(config, ranks):
         from . import fsdp
@@ -98,6 +103,7 @@ class ParallelRun(Run):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "gradients", self._summing())
+        object.__setattr__(self, "oscillation", replace(self.oscillation, everywhere=self._added))
 
     def _summing(self) -> Any:
         if not is_sharded(self.config, self.ranks):
@@ -110,6 +116,10 @@ class ParallelRun(Run):
         with self.ranks.together("opening the log"):
             if self.ranks.first:
                 super()._enter(start, command)
+
+    def _added(self, own: list[int]) -> list[int]:
+        """Numbers of every rank, added."""
+        return [sum(numbers) for numbers in zip(*self.ranks.gather(own), strict=True)]
 
     def _latest(self) -> Path | None:
         name, *_ = self.ranks.gather(str(super()._latest() or "") if self.ranks.first else "")

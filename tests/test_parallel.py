@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from reference import train as trainer
 from reference.config import TrainConfig, check
 from reference.load import load_run
 from reference.parallel_run import parallel
+from reference.presets import PRESETS, preset
 from reference.ranks import DIMS, Ranks
+from reference.recipe import OsciReset
 from reference.train import train
 from tests.golden_runs import text
 from tests.rank_processes import free_port, ranks
@@ -44,6 +47,8 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"grain": 2, "recompute": "layers", "recompute_glu": True, "switch_at": 0.5, "switch_to": "mxfp8"},
         OPTIONS,
     ),
+    # weights are reset after step 3, and the next window is open in the checkpoint of step 4
+    "oscillating": ({"preset": "short", "batch": 4, "steps": 4}, {"sequence": 4}),
     # most experts have no row, and a rank may get none at all
     "token": ({"order": "epoch", "batch": 4}, {"sequence": 1}),
 }
@@ -81,16 +86,26 @@ class Job:
         return TrainConfig(**common | fields | more, model=dataclasses.replace(SMALL, **sizes))
 
 
+@contextlib.contextmanager
+def short_windows() -> Iterator[None]:
+    """Inside there is a preset `short`: tetrajet2 with windows of three steps."""
+    rule, base = OsciReset(3, 1, 1.5), preset("tetrajet2")
+    with pytest.MonkeyPatch.context() as patch:
+        experts = dataclasses.replace(base.experts, osci_reset=rule)
+        patch.setitem(PRESETS, "short", lambda: dataclasses.replace(base, experts=experts))
+        yield
+
+
 class Stopped(Exception):
     """A run that a test has ended."""
 
 
-def trained(root: str, *jobs: str) -> int:
+def trained(root: str, more: str, *jobs: str) -> int:
     """On ranks as torchrun starts them: one job after the other in the same processes."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
     for job in (Job(**json.loads(words)) for words in jobs):
-        config = job.config(Path(root))
+        config = job.config(Path(root), **json.loads(more))
         check(config)
         mesh = init_device_mesh("cpu", (config.dp, config.fsdp, config.ep), mesh_dim_names=DIMS)
         here = Ranks(rank, world, rank, config.ep, config.fsdp, config.dp, config.timeout, mesh)
@@ -99,18 +114,18 @@ def trained(root: str, *jobs: str) -> int:
             if record["step"] == step:
                 raise Stopped
 
-        with contextlib.suppress(Stopped):
+        with contextlib.suppress(Stopped), short_windows():
             trainer._train(parallel(config), ops, stop, None, here)
     dist.destroy_process_group()
     return len(jobs)
 
 
-def on_ranks(root: Path, *jobs: Job) -> None:
+def on_ranks(root: Path, *jobs: Job, more: dict[str, Any] | None = None) -> None:
+    """Train these jobs, with these fields, on the ranks of a grid."""
     world = jobs[0].ep * jobs[0].fsdp * jobs[0].dp
-    words = [json.dumps(dataclasses.asdict(job)) for job in jobs]
-    assert [one.found for one in ranks(__file__, "trained", world, str(root), *words, seconds=240)] == [
-        len(jobs)
-    ] * world
+    words = json.dumps(more or {}), *(json.dumps(dataclasses.asdict(job)) for job in jobs)
+    found = ranks(__file__, "trained", world, str(root), *words, seconds=300)
+    assert [one.found for one in found] == [len(jobs)] * world
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -132,6 +147,7 @@ FOUR = (
     Job("bf16", fsdp=4),
     Job("options", ep=2, fsdp=2, waves=2),
     Job("token", ep=4),
+    Job("oscillating", ep=2, dp=2),
 )
 
 
@@ -141,7 +157,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     (folder / "text").write_bytes(text())
     for kind in KINDS:
-        train(Job(kind, folder=kind).config(folder), ops)
+        with short_windows():
+            train(Job(kind, folder=kind).config(folder), ops)
     on_ranks(folder, *FOUR, Job("fourbit", ep=4, stop=2, folder="stopped"))
     return folder
 
@@ -149,6 +166,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("job", FOUR, ids=lambda job: job.name)
 def test_four_ranks_have_the_bits_of_one_process(root, job):
     same(root / job.kind, root / job.name)
+
+
+def test_reset_weights_are_counted_over_all_ranks(root):
+    """The test above compares the count; here it is one."""
+    assert 0 < records(root / "oscillating-2-1-2")[2]["weights_reset"] < 1
 
 
 def test_a_run_that_four_ranks_began_goes_on_on_two_on_one_and_in_one_process(root, monkeypatch):
@@ -181,3 +203,23 @@ def test_the_log_tells_measured_bits_of_every_wire(root):
         assert bits["dispatch NVFP4_46"] == 4.5 + 32 / 32 and bits["combine MXS2F6"] == 8.25
         assert bits["dispatch MXFP8"] == bits["gradient dispatch MXFP8"] == bits["gradient combine MXFP8"] == 8.25
         assert line["wires"]["dispatch NVFP4_46"]["bytes"] * 8 == 5 * rows * values * 5.5
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["fourbit", "mxfp8", "bf16"])
+def test_twenty_steps_on_one_two_and_four_ranks_and_resumed_on_fewer(tmp_path, name):
+    (tmp_path / "text").write_bytes(text())
+    long = {"preset": name, "steps": 20, "eval_every": 10, "checkpoint_every": 5, "batch": 8}
+    train(Job("fourbit", folder="process").config(tmp_path, **long), ops)
+    grids = Job("fourbit"), Job("fourbit", ep=2), Job("fourbit", dp=2), Job("fourbit", ep=4, waves=1)
+    grids += Job("fourbit", ep=2, fsdp=2, waves=2), Job("fourbit", ep=2, dp=2), Job("fourbit", fsdp=2, dp=2)
+    for job in grids:
+        on_ranks(tmp_path, job, more=long)
+        same(tmp_path / "process", tmp_path / job.name)
+    on_ranks(tmp_path, Job("fourbit", ep=4, stop=12, folder="stopped"), more=long)
+    for job in (Job("fourbit", ep=2, folder="two"), Job("fourbit", folder="one")):
+        shutil.copytree(tmp_path / "stopped", tmp_path / job.name)
+        on_ranks(tmp_path, job, more=long)
+        same(tmp_path / "process", tmp_path / job.name)
+    assert train(Job("fourbit", folder="stopped").config(tmp_path, **long), ops).resumed_from == 10
+    same(tmp_path / "process", tmp_path / "stopped")

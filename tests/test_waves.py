@@ -85,7 +85,7 @@ def looked(load: str) -> dict[str, bool]:
 
 @pytest.mark.parametrize("load", TOKENS)
 def test_bits_do_not_depend_on_waves_or_ranks(load: str) -> None:
-    for one in ranks(__file__, "looked", RANKS, load, seconds=120):
+    for one in ranks(__file__, "looked", RANKS, load, seconds=240):
         assert len(one.found) == 3 * (len(WAVES) + 1) and all(one.found.values()), one.found
 
 
