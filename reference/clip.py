@@ -24,8 +24,8 @@ def clip(model: nn.Module, most: float, everywhere: Parts = lambda own: own) -> 
     Args: everywhere: from the sums of squares of the experts at hand to those of all.
     """
     parameters = [p for p in model.parameters() if p.grad is not None]
-    dense = _squares(p.grad for p in parameters if p.ndim != 3)
-    experts = _squares(one for p in parameters if p.ndim == 3 for one in p.grad)
+    dense = squares(p.grad for p in parameters if p.ndim != 3)
+    experts = squares(one for p in parameters if p.ndim == 3 for one in p.grad)
     norm = math.sqrt(math.fsum(dense + everywhere(experts)))
     scale = most / (norm + 1e-6)  # as torch's clip_grad_norm_
     if scale < 1:
@@ -34,6 +34,7 @@ def clip(model: nn.Module, most: float, everywhere: Parts = lambda own: own) -> 
     return norm
 
 
-def _squares(gradients: Iterable[Tensor | None]) -> list[float]:
+def squares(gradients: Iterable[Tensor | None]) -> list[float]:
+    """The sum of squares of each, in float64."""
     sums = [g.to(torch.float64).square().sum() for g in gradients if g is not None]
     return torch.stack(sums).tolist() if sums else []

@@ -7,6 +7,7 @@ given beside it stands, whatever its value. A run is named by its sizes, so it d
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 from dataclasses import dataclass
 from typing import Any
@@ -45,8 +46,12 @@ def parse(argv: list[str]) -> TrainConfig:
 
 
 def exact(argv: list[str]) -> str:
-    """The command that was given, quoted for a shell."""
-    return f"{PROGRAM} {shlex.join(argv)}"
+    """The command that was given, quoted for a shell; of several ranks, torchrun's, as it was for this machine."""
+    given, here = os.environ.get("WORLD_SIZE"), os.environ.get("LOCAL_WORLD_SIZE")
+    if given is None or here is None or not (given.isdigit() and here.isdigit() and int(here)):
+        return f"{PROGRAM} {shlex.join(argv)}"
+    nodes = f" --nnodes {int(given) // int(here)}" if given != here else ""
+    return f"torchrun{nodes} --nproc-per-node {here} -m {PROGRAM} {shlex.join(argv)}"
 
 
 def command_of(config: TrainConfig) -> str:

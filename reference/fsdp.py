@@ -22,7 +22,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree
 
+from .clip import squares
 from .model import Losses
+from .ordered import replicas
 from .ranks import Ranks, local
 from .waiting import waiting
 
@@ -59,7 +61,7 @@ class ShardedGradients:
     def __init__(self, model: nn.Module, apart: Iterable[nn.Parameter], ranks: Ranks) -> None:
         self._ranks, self._apart = ranks, list(apart)
         self._dense = [p for p in model.parameters() if isinstance(p, DTensor)]
-        self._replicas = _replicas(ranks) if self._apart and ranks.world > ranks.ep else None
+        self._replicas = replicas(ranks) if self._apart and ranks.world > ranks.ep else None
 
     def add(self) -> None:
         """After a backward: nothing; FSDP has added what came."""
@@ -93,9 +95,7 @@ class ShardedGradients:
 
 
 def _squares(gradients: list[Tensor]) -> float:
-    return (
-        math.fsum(torch.stack([g.to(torch.float64).square().sum() for g in gradients]).tolist()) if gradients else 0.0
-    )
+    return math.fsum(squares(gradients))
 
 
 def _buckets(tensors: list[Tensor]) -> list[list[Tensor]]:
@@ -106,10 +106,3 @@ def _buckets(tensors: list[Tensor]) -> list[list[Tensor]]:
             found.append([])
         found[-1].append(tensor)
     return [bucket for bucket in found if bucket]
-
-
-def _replicas(ranks: Ranks) -> dist.ProcessGroup:
-    """The ranks that hold the same experts as this one. Collective."""
-    groups = [dist.new_group(list(range(first, ranks.world, ranks.ep))) for first in range(ranks.ep)]
-    found: dist.ProcessGroup = groups[ranks.index("ep")]
-    return found

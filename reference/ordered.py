@@ -77,7 +77,7 @@ class OrderedGradients:
         device = self._dense[0].device
         self._dense_sum = OrderedSum(dist.group.WORLD, sum(p.numel() for p in self._dense), device, ranks.traffic)
         size = sum(p.numel() for p in self._experts)
-        self._expert_sum = OrderedSum(_replicas(ranks), size, device, ranks.traffic) if self._experts else None
+        self._expert_sum = OrderedSum(replicas(ranks), size, device, ranks.traffic) if self._experts else None
 
     def add(self) -> None:
         """After a backward: take the gradients of this rank's pass."""
@@ -98,8 +98,8 @@ class OrderedGradients:
             _spread(self._expert_sum.end(), self._experts)
 
 
-def _replicas(ranks: Ranks) -> dist.ProcessGroup:
-    """The ranks that hold the same experts as this one, in rank order. Collective."""
+def replicas(ranks: Ranks) -> dist.ProcessGroup:
+    """The ranks that hold the same experts as this one, in rank order. All ranks call it."""
     groups = [dist.new_group(list(range(first, ranks.world, ranks.ep))) for first in range(ranks.ep)]
     found: dist.ProcessGroup = groups[ranks.index("ep")]
     return found

@@ -213,11 +213,11 @@ def leave() -> None:
 
 
 def end(code: int) -> None:
-    """End this process at once if it has been a rank, with that exit code; else return.
+    """End this process at once if it is, and has been, a rank, with that exit code; else return.
 
     What still holds a group when the interpreter is taken down, such as torch's own caches, can abort the process.
     """
-    if _joined:
+    if _joined and world_size() is not None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -9,7 +9,10 @@ import contextlib
 import dataclasses
 import json
 import os
+import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from numerics import ops
 from reference import checkpoint, checkpoint_folder
 from reference import train as trainer
+from reference.command_line import command_of
 from reference.config import TrainConfig, check
 from reference.load import load_run
 from reference.parallel_run import parallel
@@ -31,7 +35,7 @@ from reference.ranks import DIMS, Ranks
 from reference.recipe import OsciReset
 from reference.train import train
 from tests.golden_runs import text
-from tests.rank_processes import free_port, ranks
+from tests.rank_processes import ROOT, free_port, ranks
 from tests.test_train import SMALL
 
 OPTIONS = {
@@ -203,6 +207,21 @@ def test_the_log_tells_measured_bits_of_every_wire(root):
         assert bits["dispatch NVFP4_46"] == 4.5 + 32 / 32 and bits["combine MXS2F6"] == 8.25
         assert bits["dispatch MXFP8"] == bits["gradient dispatch MXFP8"] == bits["gradient combine MXFP8"] == 8.25
         assert line["wires"]["dispatch NVFP4_46"]["bytes"] * 8 == 5 * rows * values * 5.5
+
+
+def test_torchrun_starts_ranks_of_the_command_line(root):
+    words = shlex.split(command_of(Job("bf16", ep=2, folder="torchrun").config(root)))[1:]
+    launch = ["--nproc-per-node", "2", "--master-port", str(free_port()), "-m", "fourbit", *words]
+    command = [sys.executable, "-m", "torch.distributed.run", *launch]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    same(root / "bf16", root / "torchrun")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"bf16 in {root / 'torchrun'} done: 2 steps")
+    told = {line.split("  ")[0]: line.split()[-4] for line in lines[2:] if "BF16" in line}
+    assert told.keys() == {f"{way} BF16" for way in ("dispatch", "combine", "gradient dispatch", "gradient combine")}
+    meta = json.loads((root / "torchrun" / "meta.json").read_text())
+    assert meta["command"].startswith("torchrun --nproc-per-node 2 -m fourbit train --out ")
 
 
 @pytest.mark.exhaustive

@@ -66,7 +66,8 @@ def moments(process: subprocess.Popen[bytes], out: Path, rng: random.Random) -> 
     for number in range(KILLS):
         start = steps_of(out)
         # a restarted run cuts its log back first, so that it is never ahead of what it has done
-        until(lambda steps=start + rng.randint(0, 2): steps_of(out) > steps, process)
+        least = start + rng.randint(0, 2)
+        until(lambda least=least: steps_of(out) > least, process)
         if number % 2:
             until(lambda: any(out.glob(".checkpoint-*.tmp")), process)
             time.sleep(rng.uniform(0, 0.02))
