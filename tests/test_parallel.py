@@ -52,7 +52,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         OPTIONS,
     ),
     # weights are reset after step 3, and the next window is open in the checkpoint of step 4
-    "oscillating": ({"preset": "short", "batch": 4, "steps": 4}, {"sequence": 4}),
+    "oscillating": ({"preset": "short", "batch": 4, "steps": 4, "eval_sequences": 4}, {"sequence": 1}),
     # most experts have no row, and a rank may get none at all
     "token": ({"order": "epoch", "batch": 4}, {"sequence": 1}),
 }
