@@ -45,6 +45,12 @@ def _generate(argv: list[str]) -> int:
     return generate.main(argv, operations)
 
 
+def _export(argv: list[str]) -> int:
+    from reference import export
+
+    return export.main(argv)
+
+
 def _tokenize(argv: list[str]) -> int:
     from reference import tokenizing
 
@@ -61,6 +67,12 @@ def _order(argv: list[str]) -> int:
     from studies import loss_order
 
     return loss_order.main(argv)
+
+
+def _compare(argv: list[str]) -> int:
+    from studies import compare_runs
+
+    return compare_runs.main(argv)
 
 
 def _recipes(argv: list[str]) -> int:
@@ -109,10 +121,10 @@ def _bench(argv: list[str]) -> int:
 
         return monitor_cost.main(argv[1:], ops)
     if argv[:1] == ["data"]:
-        from numerics import ops
+        from hw.choose import operations
         from reference import data_cost
 
-        return data_cost.main(argv[1:], ops)
+        return data_cost.main(argv[1:], operations)
     if argv[:1] == ["wires"]:
         from reference import wire_cost
 
@@ -178,8 +190,12 @@ COMMANDS: dict[str, Command] = {
     "train": Command("train a model under a recipe", _train),
     "eval": Command("evaluate a trained model: held-out loss, bits per byte, small tasks with known answers", _eval),
     "generate": Command("continue a text by a trained model", _generate),
+    "export": Command(
+        "write a trained model as a folder that other tools load: compressed-tensors, modelopt, BF16", _export
+    ),
     "tokenize": Command("train a tokenizer and write tokenized shards to train on", _tokenize),
     "monitor": Command("show what a run's monitor has seen: table, figure, TensorBoard", _monitor),
+    "compare": Command("set the held-out curves of runs side by side: table and figure", _compare),
     "recipes": Command("print a recipe of number formats role by role, or what two differ in", _recipes),
     "study": Command("list, run NAME or report: questions, measurements and figures", _study),
     "order": Command("rank recipes by loss: equal data, paired seeds, intervals, published claims judged", _order),

@@ -25,7 +25,7 @@ from numerics.arguments import require_kind
 
 Where = str | list[str] | tuple[str, ...] | Callable[[str, nn.Module], bool] | None
 HEADS = ("lm_head", "embed_out", "head", "classifier", "score")
-_MASTERS = (torch.float32, torch.bfloat16)
+MASTERS = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +216,7 @@ def _unfit_module(module: nn.Module, weights: dict[str, Tensor]) -> str:
     for name, weight in weights.items():
         if not isinstance(weight, Tensor) or type(weight.detach()) is not Tensor:
             return f"its {name} is a {type(weight).__name__}, which holds no plain numbers"
-        if weight.dtype not in _MASTERS:
+        if weight.dtype not in MASTERS:
             return f"its {name} is {weight.dtype}: use float32 or bfloat16"
     return ""
 

@@ -20,6 +20,7 @@ from numerics import hadamard_signs
 from numerics.arguments import require_kind
 from numerics.cache import cached
 
+from .apply_find import MASTERS
 from .apply_steps import Steps
 from .expert import ExpertMLP, Setting, route
 from .linear import LinearUnder
@@ -75,7 +76,7 @@ def derived(original: type[nn.Module], experts: bool) -> type[nn.Module]:
 
 
 def _linear(module: Any, input: Tensor) -> Tensor:
-    x = _entering(module, input, module.in_features)
+    x = _entering(module, input, module.in_features, module.weight)
     with torch.autocast(x.device.type, enabled=False):
         rows = x.reshape(-1, x.shape[-1])
         y = LinearUnder.apply(rows, module.weight, module.bias, module._fourbit.setting(x.device))
@@ -84,7 +85,7 @@ def _linear(module: Any, input: Tensor) -> Tensor:
 
 def _experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     w13, w2 = module.gate_up_proj, module.down_proj
-    x = _entering(module, hidden_states, w13.shape[-1])
+    x = _entering(module, hidden_states, w13.shape[-1], w13)
     with torch.autocast(x.device.type, enabled=False):
         chosen, order = top_k_index.sort(-1)  # sums over a token's experts have one order
         weights = top_k_weights.to(torch.float32).gather(-1, order)
@@ -103,9 +104,11 @@ class _Experts(ExpertMLP):
             return ExpertMLP.backward(ctx, *grads)
 
 
-def _entering(module: Any, x: Tensor, width: int) -> Tensor:
+def _entering(module: Any, x: Tensor, width: int, master: Tensor) -> Tensor:
     """The input in the dtype that nn.Linear would read. Raises TypeError or ValueError that names the layer."""
     name = module._fourbit.name
+    if master.dtype not in MASTERS:
+        raise TypeError(f"the weights of {name} became {master.dtype} since apply: use float32 or bfloat16")
     require_kind(x, Tensor, f"the input of {name}", "pass a torch tensor")
     if x.ndim == 0 or x.shape[-1] != width:
         raise ValueError(f"the input of {name} has shape {tuple(x.shape)}: pass (.., {width})")

@@ -1,7 +1,8 @@
 """The words of `fourbit train`: how they become a configuration, and which words would give a configuration.
 
-`--dial 12` sets every size of the model that goes with a depth of 12 (`ModelConfig.dial`); a `--model.` field that is
-given beside it stands, whatever its value. A run is named by its sizes, so it does not matter how they were said.
+`--dial 12` sets every size of the model that goes with a depth of 12 (`ModelConfig.dial`), `--init-from FOLDER` those
+of the folder; a `--model.` field that is given beside it stands, whatever its value. A run is named by its
+sizes, so it does not matter how they were said.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tyro
 
 from .config import TrainConfig
 from .model import ModelConfig
+from .pretrained import sizes_of
 
 PROGRAM = "fourbit train"
 
@@ -33,13 +35,18 @@ def parse(argv: list[str]) -> TrainConfig:
     """The configuration that the words name.
 
     Raises:
-        ValueError: a dial that is no multiple of 6 from 6 to 54.
+        ValueError: a dial that is no multiple of 6 from 6 to 54, or a folder that `pretrained` refuses.
         SystemExit: help was asked for, or a word cannot be read; it has been told.
     """
     found = tyro.cli(Arguments, args=argv, prog=PROGRAM)
     if found.dial is not None:
         # read once more over the dial's sizes, so that what is given is told from what is left out
         sizes = Arguments(found.out, model=ModelConfig.dial(found.dial))
+        found = tyro.cli(Arguments, args=argv, prog=PROGRAM, default=sizes)
+    if found.init_from is not None:
+        if found.dial is not None:
+            raise ValueError(f"dial {found.dial} and init_from {str(found.init_from)!r} both give sizes; leave one out")
+        sizes = Arguments(found.out, model=ModelConfig(**sizes_of(found.init_from)))
         found = tyro.cli(Arguments, args=argv, prog=PROGRAM, default=sizes)
     fields = {f.name: getattr(found, f.name) for f in dataclasses.fields(TrainConfig)}
     return TrainConfig(**fields)

@@ -123,6 +123,9 @@ class TrainConfig:
     """The recipe that a raised layer follows from the next step to the end."""
     seed: int = 0
     """Decides initial weights, batches and stochastic rounding."""
+    init_from: Path | None = None
+    """Folder of the library transformers to start from (`fourbit export` writes such): its sizes, its weights as FP32
+    masters; drawn from the seed if left out."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to train; never chosen for you."""
     threads: int = 1
@@ -304,6 +307,7 @@ def _check_idle(c: TrainConfig) -> None:
     for name, needs, there in (
         ("full_every", "model.window", c.model.window is not None),
         ("bias_speed", "model.router sigmoid", c.model.router == "sigmoid"),
+        ("balance", "model.router softmax", c.model.router == "softmax"),
         ("dense_dim", "model.dense_layers", c.model.dense_layers != 0),
     ):
         value = getattr(c.model, name)

@@ -1,8 +1,9 @@
 """`fourbit bench data`: what drawing a batch takes beside the training step that it feeds.
 
-Rounds interleave a batch of each order with a step of the model on this machine's CPU, on as many tokens; medians
-count. Without --data the batches come from a memory map of random tokens in a temporary folder, as they would from
-shards of that size. A map that was just written is in memory: a disk that is read for the first time adds its own time.
+Rounds interleave a batch of each order, brought to the device, with a step of the model there, on as many tokens;
+medians count. The trainer draws a batch while its device waits, so the share is what data costs a run. Without --data
+the batches come from a memory map of random tokens in a temporary folder, as they would from shards of that size. A map
+that was just written is in memory: a disk that is read for the first time adds its own time.
 
     share = seconds of a batch / (seconds of a batch + seconds of a step)
 """
@@ -17,10 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
 import numpy as np
 import torch
 import tyro
+from torch import Tensor
 
 from .config import TrainConfig, check
 from .corpus import Split, batch, epoch_batch, require_sequences
@@ -50,6 +53,10 @@ class DataCostConfig:
     """Batches and steps of each kind."""
     threads: int = 1
     """CPU threads of a step."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where steps are taken."""
+    ops: Literal["emulated", "triton"] = "emulated"
+    """What computes the experts: the emulation, or Triton kernels, on a GPU."""
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     """Dimensions of the model."""
 
@@ -75,7 +82,8 @@ def cost(config: DataCostConfig, ops: ModuleType) -> DataCost:
         raise ValueError(f"tokens={config.tokens}: does nothing with data; leave one of them out")
     sizes = {"batch": config.batch, "grain": config.batch, "eval_sequences": config.batch}
     with tempfile.TemporaryDirectory() as folder:
-        run = TrainConfig(Path(folder), config.preset, threads=config.threads, model=config.model, **sizes)
+        where = {"threads": config.threads, "device": config.device, "ops": config.ops}
+        run = TrainConfig(Path(folder), config.preset, model=config.model, **where, **sizes)
         check(run)
         if config.data is None:
             split: Split = _random_map(Path(folder) / "tokens.bin", config.tokens)
@@ -102,10 +110,14 @@ def _measured(config: DataCostConfig, steps: Steps, split: Split) -> DataCost:
     return DataCost(median.pop("step"), median)
 
 
-def _seconds(config: DataCostConfig, draw: Callable[..., object], split: Split, turn: int) -> float:
+def _seconds(config: DataCostConfig, draw: Callable[..., tuple[Tensor, Tensor]], split: Split, turn: int) -> float:
     """Of one batch."""
     began = time.perf_counter()
-    draw(split, 0, turn + 1, config.batch, config.model.sequence)
+    tokens, targets = draw(split, 0, turn + 1, config.batch, config.model.sequence)
+    for part in (tokens, targets):
+        part.to(config.device)
+    if config.device == "cuda":
+        torch.cuda.synchronize()
     return time.perf_counter() - began
 
 
@@ -119,10 +131,13 @@ def _random_map(path: Path, tokens: int) -> Tokens:
     return Tokens([path], np.dtype(np.uint16), _VOCAB)
 
 
-def main(argv: list[str], ops: ModuleType) -> int:
-    """Run `fourbit bench data` with `argv`; return the exit code 0, or raise as `cost` does."""
+def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
+    """Run `fourbit bench data` with `argv`; return the exit code 0, or raise as `cost` does.
+
+    Args: operations: gives the module that `ops` and `device` of the command line name, or raises ValueError.
+    """
     config = tyro.cli(DataCostConfig, args=argv, prog="fourbit bench data")
-    found = cost(config, ops)
+    found = cost(config, operations(config.ops, config.device))
     tokens = config.batch * config.model.sequence
     print(f"{config.preset}: a step on {tokens} tokens takes {found.step:.3f} s, {tokens / found.step:.0f} tokens/s")
     for order, seconds in found.batches.items():

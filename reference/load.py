@@ -26,7 +26,7 @@ from .presets import preset
 from .schedule import schedule
 
 # what config.json has besides the fields of a configuration, or in another form: none of it decides what a model is
-_NOT_FIELDS = ("ops", "monitor_reference")
+_NOT_FIELDS = ("ops", "monitor_reference", "init_from")
 
 
 @dataclass(frozen=True, eq=False)

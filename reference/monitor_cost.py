@@ -81,14 +81,14 @@ def cost(config: CostConfig, ops: ModuleType) -> Cost:
 
 
 class Steps:
-    """Steps of a model on random bytes."""
+    """Steps of a model on random bytes, on the configuration's device."""
 
     def __init__(self, config: TrainConfig, ops: ModuleType) -> None:
-        self._model = Transformer(config.model, preset(config.preset), ops, config.seed)
+        self._model = Transformer(config.model, preset(config.preset), ops, config.seed).to(config.device)
         self._optimizer = adamw(self._model, config)
         self._clip, self._step, self._observer = config.clip, 0, Observer()
         shape = (config.grain, config.model.sequence)
-        self._tokens = torch.randint(256, shape, generator=torch.Generator().manual_seed(0))
+        self._tokens = torch.randint(256, shape, generator=torch.Generator().manual_seed(0)).to(config.device)
 
     def seconds(self, kind: Part) -> float:
         """Of one step, of the first kind before the others: one that follows needs no window of its own."""
@@ -103,6 +103,8 @@ class Steps:
         self._optimizer.step()
         if kind == "measured":
             self._observer.numbers()
+        if self._tokens.is_cuda:
+            torch.cuda.synchronize()
         return time.perf_counter() - began
 
 

@@ -46,6 +46,8 @@ from .optimizer import make_optimizer
 from .parallel_run import ParallelRun, opened, parallel, place, speaks
 from .pinned import pinned
 from .presets import preset
+from .pretrained import digest as pretrained_digest
+from .pretrained import initialize
 from .ranks import Ranks, end, leave, ranks_of
 from .recipe import Recipe
 from .run import Run
@@ -60,6 +62,7 @@ _NOT_IDENTITY = (
     *("out", "progress", "activations", "monitor_every", "monitor_reference", "tensorboard", "wandb", "raise_to"),
     "ops",  # told by the module's own name
     "recompute",
+    "init_from",  # counts by what is in it
     *("ep", "fsdp", "dp", "waves", "timeout"),
 )
 # fields that runs of earlier versions had at their defaults, without noting them
@@ -232,6 +235,8 @@ def _build(config: TrainConfig, recipe: Recipe, layers: Schedule, ops: ModuleTyp
         model.recompute_layers = config.recompute == "layers"
         if config.layer_presets:
             model.follow(layers.start)
+        if config.init_from is not None:
+            initialize(model, config.model, config.init_from)
         return model.to(config.device)
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, MemoryError) or "memory" in str(error):
@@ -272,6 +277,8 @@ def _identity(config: TrainConfig, ops: ModuleType, reference: dict[int, float] 
     fields["tokenizer"] = str(config.tokenizer)
     found = {"ops": ops.__name__} | {name: value for name, value in fields.items() if name not in unset}
     found["model"] = stated(config.model)
+    if config.init_from is not None:
+        found["init_from"] = pretrained_digest(config.init_from)
     if config.thresholds:
         found |= {"monitor_every": config.monitor_every, "raise_to": config.raise_to}
     if config.raise_loss is not None:

@@ -544,6 +544,14 @@ def test_an_input_that_does_not_fit_names_the_layer() -> None:
     assert model.layers[0].a(torch.zeros(0, 3, D)).shape == (0, 3, F)
 
 
+def test_masters_that_became_half_precision_are_told() -> None:
+    """float16 masters are refused by `apply`; so are those that become float16 afterwards."""
+    model = make(1)
+    reference.apply(model, "mxfp8")
+    with pytest.raises(TypeError, match=r"the weights of layers.0.a became torch.float16 since apply: use float32"):
+        model.half()(torch.zeros(2, D, dtype=torch.float16))
+
+
 def test_other_operations_and_sums_are_used() -> None:
     seen: list[str] = []
     model = make(1)

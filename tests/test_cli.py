@@ -22,8 +22,10 @@ MODULES = {
     "train": "reference.train",
     "eval": "reference.evaluate",
     "generate": "reference.generate",
+    "export": "reference.export",
     "tokenize": "reference.tokenizing",
     "monitor": "studies.monitor_plot",
+    "compare": "studies.compare_runs",
     "recipes": "reference.recipe_table",
     "study": "studies.study",
     "order": "studies.loss_order",
@@ -99,8 +101,8 @@ def test_an_unknown_command_is_one_sentence_with_the_known_ones(
     assert fourbit.main(argv) == 2
     out, err = capsys.readouterr()
     known = (
-        "the known ones are demo, train, eval, generate, tokenize, monitor, recipes, study, order, validate, probe, "
-        "census, check, vectors, bench, formats, show, explorer"
+        "the known ones are demo, train, eval, generate, export, tokenize, monitor, compare, recipes, study, order, "
+        "validate, probe, census, check, vectors, bench, formats, show, explorer"
     )
     assert (out, err) == ("", f"fourbit: error: unknown command {argv[0]!r}; {known}\n")
 

@@ -333,6 +333,10 @@ def test_the_late_switch_follows_the_share_that_was_written(
         ({"switch_pass": "forward"}, "switch_pass 'forward' does nothing alone; give switch_at"),
         ({"model": ModelConfig(full_every=3)}, "model.full_every 3 does nothing alone; give model.window"),
         ({"model": ModelConfig(dense_dim=64)}, "model.dense_dim 64 does nothing alone; give model.dense_layers"),
+        (
+            {"model": ModelConfig(router="sigmoid", balance=0.1)},
+            r"model.balance 0\.1 does nothing alone; give model.rou",
+        ),
         ({"model": ModelConfig(bias_speed=0.01)}, r"model.bias_speed 0\.01 does nothing alone; give model.router sig"),
         ({"model": ModelConfig(depth=6 * 10**30)}, "model.depth 60+ cannot be used; use at most 10000"),
         ({"model": ModelConfig(vocab=10**30)}, "model.vocab 10+ cannot be used; use at most 2147483647"),

@@ -1,0 +1,86 @@
+"""Contract of `fourbit compare`: gaps at equal steps to the first run, what else differs told, and nothing compared
+that cannot be.
+
+Oracle: losses made up here, and differences by hand.
+"""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import fourbit
+from studies.compare_runs import differences, gather, tabulate
+
+ROOT = Path(fourbit.__file__).parent
+
+
+def _run(
+    folder: Path, preset: str, losses: dict[int, float], steps: int = 6, corpus: str = "a", **config: object
+) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"preset": preset, "steps": steps, "seed": 0, **config}))
+    (folder / "meta.json").write_text(json.dumps({"corpus": {"digest": corpus}}))
+    lines = []
+    for step in range(1, steps + 1):
+        record = {"step": step, "loss": 3.0, "seconds": step / 8, "tokens": 10 * step}
+        if step in losses:
+            record |= {"heldout_ce": losses[step], "heldout_bits_per_byte": 2 * losses[step]}
+        lines.append(json.dumps(record) + "\n")
+    (folder / "log.jsonl").write_text("".join(lines))
+    return folder
+
+
+def test_gaps_are_to_the_first_run_at_the_last_common_step(tmp_path: Path) -> None:
+    a = _run(tmp_path / "x", "bf16", {2: 3.0, 4: 2.0, 6: 1.5})
+    b = _run(tmp_path / "y", "fourbit", {2: 3.5, 4: 2.25}, lr=0.1)
+    curves = gather((a, b))
+    table = tabulate(curves)
+    assert table.run.tolist() == ["bf16", "fourbit"] and table.step.tolist() == [4, 4]
+    assert table.tokens.tolist() == [40, 40] and table.gap_nats.tolist() == [0.0, 0.25]
+    assert table.heldout_bits_per_byte.tolist() == [4.0, 4.5] and table.step_seconds.tolist() == [3.5 / 8, 3.5 / 8]
+    assert differences(curves) == ["lr"]
+
+
+def test_the_command_writes_a_table_of_every_evaluation_and_a_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = _run(tmp_path / "x", "fourbit", {2: 3.0, 6: 1.5})
+    b = _run(tmp_path / "y", "fourbit", {2: 3.5, 6: 2.25})
+    out, csv = tmp_path / "f.svg", tmp_path / "t.csv"
+    assert fourbit.main(["compare", str(a), str(b), "--out", str(out), "--table", str(csv)]) == 0
+    said = capsys.readouterr().out
+    assert "0.75" in said and "also differ" not in said  # one recipe twice: named by folder
+    table = pd.read_csv(csv)
+    assert table.run.tolist() == ["x", "x", "y", "y"] and table.heldout_ce.tolist() == [3.0, 1.5, 3.5, 2.25]
+    assert out.read_bytes().startswith(b"<?xml")
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = _run(tmp_path / "a", "bf16", {2: 3.0})
+    other = _run(tmp_path / "b", "mxfp8", {2: 3.0}, corpus="b")
+    apart = _run(tmp_path / "c", "mxfp8", {3: 3.0})
+    bare = _run(tmp_path / "d", "mxfp8", {})
+    for words, says in (
+        ([a, other], "different corpora"),
+        ([a, apart], "no evaluated step in common"),
+        ([a, bare], "has no held-out loss yet"),
+        ([a, tmp_path / "none"], "is no run folder"),
+        ([a, "--out", tmp_path / "f.pdf"], "use a file that ends in .svg or .png"),
+        ([a, "--table", tmp_path / "no" / "t.csv"], "name a file in a folder that exists"),
+    ):
+        assert fourbit.main(["compare", *map(str, words)]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_what_the_readme_says_of_runs_on_a_gpu_is_what_their_records_hold() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    table = pd.read_csv(ROOT / "tests" / "records" / "h200_runs.csv")
+    last = table[table.step == table.step.max()].set_index("run").heldout_ce
+    assert f"Held-out after {table.step.max():,} steps: " in readme
+    said = ", ".join(f"`{run}` {last[run]:.3f}" for run in ("bf16", "mxfp8", "fourbit"))
+    assert f"{said} nats per byte" in readme
+    twice = pd.read_csv(ROOT / "tests" / "records" / "h200_runs_twice.csv", dtype=str)
+    assert set(twice.run) == set(last.index) and f"[{len(twice)} steps that were taken twice]" in readme
+    assert (twice.loss_killed == twice.loss_resumed).all() and (twice.grad_norm_killed == twice.grad_norm_resumed).all()
