@@ -12,6 +12,7 @@ from numerics import ACCUMULATORS
 
 from .model import ModelConfig
 from .moments import MOMENTS
+from .rank_rules import rank_rules
 from .recipe import PASSES
 
 THRESHOLDS = ("raise_error", "raise_output", "raise_flush", "raise_saturation", "raise_loss")
@@ -210,7 +211,7 @@ def _rules(c: TrainConfig) -> list[tuple[str, bool, str]]:
             f"use one of {', '.join(summing)}" + "; library depends on what passes together" * c.deterministic,
         ),
         *_learning_rules(c),
-        *_rank_rules(c),
+        *rank_rules(c),
         ("eval_every", c.eval_every >= 1, "use 1 or more"),
         (
             "eval_sequences",
@@ -229,28 +230,6 @@ def _rules(c: TrainConfig) -> list[tuple[str, bool, str]]:
         ("device", c.device != "cuda" or torch.cuda.is_available(), "this torch sees no CUDA device; use 'cpu'"),
         ("activations", can_be_file(c.activations), "name a file in a folder that exists"),
         ("progress", c.progress in ("auto", "show", "hide"), "use 'auto', 'show' or 'hide'"),
-    ]
-
-
-def _rank_rules(c: TrainConfig) -> list[tuple[str, bool, str]]:
-    """Those of several ranks."""
-    own = c.model.experts // max(1, c.ep)
-    ranks, alone = c.ranks, "it is for one process; leave it out with several ranks"
-    together = max(1, ranks) * (max(1, c.grain) if c.deterministic else c.micro_batch or c.grain)
-    several = [(name, getattr(c, name), getattr(TrainConfig, name)) for name in ("optimizer", "moments", "activations")]
-    return [
-        *((name, getattr(c, name) >= 1, "use 1 or more") for name in ("ep", "fsdp", "dp")),
-        ("waves", c.waves == 1 or c.ep != 1, "rows travel where experts are shared out: leave it out, or use ep"),
-        ("waves", 1 <= c.waves <= max(1, own), f"a rank has {own} experts of a layer; use 1 to {own}"),
-        ("timeout", 0 < c.timeout < math.inf, "use a positive number of seconds"),
-        ("ep", c.ep < 1 or c.model.experts % c.ep == 0, f"use a divisor of model.experts {c.model.experts}"),
-        (
-            "batch",
-            ranks <= 1 or c.batch % max(1, together) == 0,
-            f"use a multiple of {together}: {ranks} ranks pass {together // max(1, ranks)} sequences at a time",
-        ),
-        *((name, ranks <= 1 or value == default, alone) for name, value, default in several),
-        *((name, ranks <= 1, alone) for name in c.thresholds),
     ]
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +21,13 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.profiler import record_function
 from torch.utils import _pytree
 
 from .clip import squares
+from .collectives import Traffic
 from .model import Losses
-from .ordered import replicas
+from .ordered import PHASE, replicas
 from .ranks import Ranks, local
 from .waiting import waiting
 
@@ -50,6 +53,40 @@ def shard(model: nn.Module, apart: Iterable[nn.Parameter], ranks: Ranks) -> None
         assert isinstance(module, FSDPModule)
         module.set_force_sum_reduction_for_comms(True)  # gloo has no other
         module.set_gradient_divide_factor(1.0)  # losses are shares of the batch's mean already
+        module.set_custom_all_gather(_CountedGather(ranks.traffic))  # type: ignore[arg-type]
+        module.set_custom_reduce_scatter(_CountedScatter(ranks.traffic, ranks.dp))  # type: ignore[arg-type]
+
+
+class _Allocating:
+    """Where FSDP puts what is sent and what comes."""
+
+    def __init__(self, traffic: Traffic, repeats: int = 1) -> None:
+        self._traffic, self._repeats = traffic, repeats
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _CountedGather(_Allocating):
+    """FSDP's own all-gather of weights, with its bytes counted."""
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> Any:
+        self._traffic.sent("weights", output_tensor.nbytes, input_tensor.nbytes)
+        gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # the name of torch 2.13, and before
+        with record_function("fourbit::weights"):
+            return gather(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+class _CountedScatter(_Allocating):
+    """FSDP's own reduce-scatter of gradients, which it adds over `repeats` replicas afterwards; bytes of both."""
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
+        self._traffic.sent(PHASE, input_tensor.nbytes, output_tensor.nbytes)
+        if self._repeats > 1:
+            self._traffic.sent(PHASE, output_tensor.nbytes)
+        scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+        with record_function(f"fourbit::{PHASE}"):
+            return scatter(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
 
 
 class ShardedGradients:
@@ -74,6 +111,7 @@ class ShardedGradients:
         with waiting("sums of experts' gradients"):
             for bucket in _buckets(gradients):
                 flat = torch.cat([g.flatten() for g in bucket])
+                self._ranks.traffic.sent(PHASE, flat.nbytes)
                 dist.all_reduce(flat, group=self._replicas)
                 for g, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
                     g.copy_(part.view_as(g))

@@ -26,6 +26,10 @@ from tests.test_train import SMALL
         ({"dp": 2, "optimizer": "muon"}, "optimizer 'muon' cannot be used; it is for one process"),
         ({"ep": 2, "moments": "bf16"}, "moments 'bf16' cannot be used; it is for one process"),
         ({"ep": 2, "activations": Path("a.safetensors")}, "activations 'a.safetensors' cannot be used; it is for one"),
+        (
+            {"ep": 2, "monitor_reference": Path("bf16")},
+            "monitor_reference 'bf16' cannot be used; it is for one process",
+        ),
         ({"ep": 2, "raise_error": 0.1}, "raise_error 0.1 cannot be used; it is for one process"),
         ({"ep": 2, "timeout": 0.0}, "timeout 0.0 cannot be used; use a positive number of seconds"),
         ({"waves": 2}, "waves 2 cannot be used; rows travel where experts are shared out: leave it out, or use ep"),

@@ -44,7 +44,7 @@ def configured(folder: Path, name: str, ep: int = 1, fsdp: int = 1, dp: int = 1,
 
 def trained(folder: str, *names: str) -> list[Any]:
     """In each grid of `names`: shares of the values that this rank holds of the model and of the optimizer's moments,
-    and the clipped norm of the last step."""
+    the clipped norm of the last step, and the bytes that all ranks sent for sums of gradients."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
     found: list[Any] = []
@@ -70,6 +70,7 @@ def trained(folder: str, *names: str) -> list[Any]:
         told = here.gather([sum(dense), sum(squares) - sum(dense)])
         norm = sum(d for d, _ in told) / here.dp + sum(e for _, e in told) / (here.dp * here.fsdp)
         found.append([sum(_local(t).numel() for t in part) for part in (parameters, moments)] + [norm**0.5])
+        found[-1].append(run.traffic.phases["gradient sums"].bytes)
     dist.destroy_process_group()
     return found
 
@@ -118,8 +119,16 @@ def test_a_rank_holds_its_share(done: Done, name: str) -> None:
     dense = (whole - (experts if ep > 1 else 0)) * dp
     held = [one[list(GRIDS).index(name)] for one in done.four]
     assert sum(weights for weights, *_ in held) == dense + apart * 4
-    for weights, moments, _ in held:
+    for weights, moments, *_ in held:
         assert weights == moments and weights - apart < 1.2 * dense / 4  # rows need not divide
+
+
+def test_bytes_of_fsdps_own_collectives_are_counted(done: Done) -> None:
+    """Each of 4 ranks hands all gradients, FP32, to reduce-scatters, for each of 2 passes in each of 4 steps; rows that
+    do not divide are filled up."""
+    values = sum(t.numel() for key, t in _state(done.folder / "alone").items() if key.startswith("model/"))
+    for one in done.four:
+        assert 1 <= one[list(GRIDS).index("fsdp")][3] / (4 * 8 * 4 * values) < 1.1
 
 
 def test_every_rank_clips_to_the_same_norm(done: Done) -> None:
