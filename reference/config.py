@@ -12,6 +12,7 @@ from numerics import ACCUMULATORS
 
 from .model import ModelConfig
 from .moments import MOMENTS
+from .rank_rules import rank_rules
 from .recipe import PASSES
 
 THRESHOLDS = ("raise_error", "raise_output", "raise_flush", "raise_saturation", "raise_loss")
@@ -133,6 +134,17 @@ class TrainConfig:
     """Where to train; never chosen for you."""
     threads: int = 1
     """CPU threads; FP32 sums depend on them. More than one pays from a width of several hundred, on an idle machine."""
+    ep: int = 1
+    """Ranks that share out the experts of a layer; it divides model.experts. Of several ranks, which `torchrun` starts:
+    ep * fsdp * dp of them, each with its own grains."""
+    fsdp: int = 1
+    """Ranks that shard what is not an expert, and its optimizer; under deterministic every rank holds it."""
+    dp: int = 1
+    """Repeats of these ranks."""
+    waves: int = 1
+    """Runs of experts in which a rank computes a layer; the next one's rows travel meanwhile. The bits are the same."""
+    timeout: float = 300.0
+    """Seconds without a word after which a rank counts as dead."""
     activations: Path | None = None
     """Safetensors file for what the experts of the last step read, by layer, as `fourbit validate --activations` takes
     it."""
@@ -145,6 +157,11 @@ class TrainConfig:
     def accumulator(self) -> str:
         """Of the experts' products."""
         return self.products or ("exact" if self.deterministic or self.parity else "library")
+
+    @property
+    def ranks(self) -> int:
+        """Processes that train together."""
+        return self.ep * self.fsdp * self.dp
 
     @property
     def decay_steps(self) -> int:
@@ -198,6 +215,7 @@ def _rules(c: TrainConfig) -> list[tuple[str, bool, str]]:
             f"use one of {', '.join(summing)}" + "; library depends on what passes together" * alone,
         ),
         *_learning_rules(c),
+        *rank_rules(c),
         ("eval_every", c.eval_every >= 1, "use 1 or more"),
         (
             "eval_sequences",
