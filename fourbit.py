@@ -149,6 +149,10 @@ def _bench(argv: list[str]) -> int:
         from reference import data_cost
 
         return data_cost.main(argv[1:], operations)
+    if argv[:1] == ["wires"]:
+        from reference import wire_cost
+
+        return wire_cost.main(argv[1:])
     if argv[:1] == ["matmul"]:
         from hw import bench_matmul
 
@@ -233,7 +237,8 @@ COMMANDS: dict[str, Command] = {
     "check": Command("say which quantizer made the bytes of a dump, or what is wrong with them", _check),
     "vectors": Command("write the conformance pack: golden vectors that need nothing else of fourbit", _vectors),
     "bench": Command(
-        "time the emulation, training or kernels: bench numerics|matmul|training|decode|data|monitor|hw|experts", _bench
+        "time the emulation, training or kernels: bench numerics|matmul|training|decode|data|monitor|wires|hw|experts",
+        _bench,
     ),
     "formats": Command("print tables of the element and block formats", _formats),
     "show": Command("take one code of a format apart, or encode a number: show E4M3 0x6C", _show),

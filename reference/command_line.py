@@ -8,6 +8,7 @@ sizes, so it does not matter how they were said.
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 from dataclasses import dataclass
 from typing import Any
@@ -52,8 +53,12 @@ def parse(argv: list[str]) -> TrainConfig:
 
 
 def exact(argv: list[str]) -> str:
-    """The command that was given, quoted for a shell."""
-    return f"{PROGRAM} {shlex.join(argv)}"
+    """The command that was given, quoted for a shell; of several ranks, torchrun's, as it was for this machine."""
+    given, here = os.environ.get("WORLD_SIZE"), os.environ.get("LOCAL_WORLD_SIZE")
+    if given is None or here is None or not (given.isdigit() and here.isdigit() and int(here)):
+        return f"{PROGRAM} {shlex.join(argv)}"
+    nodes = f" --nnodes {int(given) // int(here)}" if given != here else ""
+    return f"torchrun{nodes} --nproc-per-node {here} -m {PROGRAM} {shlex.join(argv)}"
 
 
 def command_of(config: TrainConfig) -> str:

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from . import checkpoint
 from .alphabet import alphabet_of
+from .clip import clip
 from .config import TrainConfig, check
 from .examples import Codec
 from .learning_rate import learning_rate
@@ -211,7 +212,7 @@ class Tuning:
     def update(self, step: int, number: int | None = None) -> dict[str, float]:
         """Take an optimizer step with the gradients that are there. number: of the optimizer step, if not `step`."""
         config, model = self.start.config, self.start.model
-        norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip).item()
+        norm = clip(model, config.clip) if config.deterministic else _clip(model, config.clip)
         require_finite(config.out, step, "gradient norm", norm)
         lr = learning_rate(config, step)
         for group in self.optimizer.param_groups:
@@ -230,6 +231,11 @@ class Tuning:
         meta = {"step": step, "corpus": self.start.corpus or self.data["digest"], "config": self.identity}
         checkpoint.save(checkpoint.checkpoint_path(folder, step), tensors, meta)
         checkpoint.prune(folder)
+
+
+def _clip(model: nn.Module, most: float) -> float:
+    norm: float = nn.utils.clip_grad_norm_(model.parameters(), most).item()
+    return norm
 
 
 def tune(

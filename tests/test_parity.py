@@ -134,6 +134,21 @@ def test_completions_that_end_leave_the_others_as_they_are() -> None:
         assert (completion.tokens, completion.logprobs) == (whole.tokens[:count], whole.logprobs[:count])
 
 
+def test_after_an_update_a_refreshed_sampler_has_the_new_weights() -> None:
+    m = model()
+    sampler, prompt = Sampler(m), [5, 4, 3]
+    before = sampler.sample([prompt], 6, Sampling(1.0, 1.0), None)[0].logprobs
+    losses = m(torch.tensor([[1, 2, 3, 4]]), torch.tensor([[2, 3, 4, 5]]), Draw(0, 1, 0))
+    losses.total.backward()
+    with torch.no_grad():
+        for p in m.parameters():
+            p.sub_(0.1 * p.grad)
+    sampler.refresh()
+    (completion,) = sampler.sample([prompt], 6, Sampling(1.0, 1.0), None, routing=True)
+    require_equal(m, prompt, completion)
+    assert completion.logprobs != before
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_cache_has_the_bits_of_none(device: str) -> None:
     m = model(config=MODELS["sigmoid"], device=device)
