@@ -16,6 +16,11 @@ start pulls.
 Sampler and trainer have one set of weights and one recipe: the sampler's experts are the packed codes that the forward
 of the next step multiplies.
 
+The log of a step, means over completions or over their tokens: `reward`; `length` in tokens; `ended`, the share that
+came to an end; `failures` of the environment; `groups_taught`, the share of problems with unequal rewards; `entropy` in
+nats; `clipped`; of trainer and sampler `difference`, the mean distance of log-probabilities, `difference_max` and
+`kl_sampler`; and `kl` to the start, in every step where it pulls, else in the first one and in those of an evaluation.
+
 Exact: problems, completions and losses are functions of the seed, the step and the weights; see `tune`. Shapes: B rows
 of packed completions, S positions, V vocabulary.
 """

@@ -31,6 +31,12 @@ from reference.tune import begin
 SMALL = ModelConfig(dim=32, heads=2, experts=4, expert_dim=32, shared_dim=32, sequence=32)
 
 
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="not run: no CUDA device")),
+]
+
+
 @pytest.fixture(autouse=True)
 def threads(one_thread: None) -> None:
     """As the runs have."""
@@ -265,13 +271,22 @@ def test_a_model_learns_what_is_rewarded(init: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", ["fourbit", "mxfp8", "bf16"])
-def test_under_parity_sampler_and_trainer_differ_in_nothing(preset: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_under_parity_sampler_and_trainer_differ_in_nothing(preset: str, device: str, tmp_path: Path) -> None:
     """Not one bit, however completions are packed, and with a window, fewer heads and a convolution; without it some
     do."""
     sizes = {"dim": 96, "heads": 4, "kv_heads": 2, "window": 6, "full_every": 2, "convolution": 3, "sequence": 64}
     first = SftConfig(tmp_path / "init", preset=preset, model=ModelConfig(**sizes), steps=3, warmup=1, examples=40)
     init = sft(dataclasses.replace(first, lr=0.01, progress="hide"), ops).folder
-    changes = {"environment": "countdown", "tokens": 12, "steps": 1, "eval_problems": 1, "prompts": 16, "group": 4}
+    changes = {
+        "environment": "countdown",
+        "tokens": 12,
+        "steps": 1,
+        "eval_problems": 1,
+        "prompts": 16,
+        "group": 4,
+        "device": device,
+    }
     found = [rl(config(tmp_path / f"{on}", init, parity=on, **changes), ops).records[0] for on in (True, False)]
     assert found[0]["difference_max"] == 0.0 == found[0]["kl_sampler"]
     assert 0.0 < found[1]["difference_max"] < 0.2

@@ -31,6 +31,10 @@ MODELS = {
 }
 LENGTHS = (5, 1, 7, 11)
 IDS = torch.cat([torch.full((n,), i) for i, n in enumerate(LENGTHS)])[None]
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="not run: no CUDA device")),
+]
 PLACES = [(sum(LENGTHS[:i]), sum(LENGTHS[: i + 1])) for i in range(len(LENGTHS))]
 
 
@@ -51,10 +55,11 @@ def test_positions_start_with_a_segment_and_a_number_may_come_again() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", ["fourbit", "mxfp8", "bf16"])
-def test_no_bit_of_another_segment_matters(model: str, name: str) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_bit_of_another_segment_matters(model: str, name: str, device: str) -> None:
     """Bit for bit, and it does matter without segments."""
     config = MODELS[model]
-    transformer = Transformer(config, preset(name), ops, 0)
+    transformer = Transformer(config, preset(name), ops, 0).to(device)
     for module in transformer.modules():
         if isinstance(module, ShortConvolution):
             torch.nn.init.normal_(module.taps)
@@ -66,21 +71,25 @@ def test_no_bit_of_another_segment_matters(model: str, name: str) -> None:
     other %= 256
     with torch.no_grad():
         for segments, equal in ((IDS.expand(2, -1), True), (None, False)):
-            a, b = (transformer.logits(t, Draw(0, 1, 0), 1, segments)[0][:, first:last] for t in (tokens, other))
+            segments = segments if segments is None else segments.to(device)
+            a, b = (
+                transformer.logits(t.to(device), Draw(0, 1, 0), 1, segments)[0][:, first:last] for t in (tokens, other)
+            )
             assert torch.equal(a, b) == equal
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_under_parity_each_segment_has_its_own_bits_alone(model: str) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_under_parity_each_segment_has_its_own_bits_alone(model: str, device: str) -> None:
     """Sums are exact there, so positions and neighbours are all that could differ."""
-    transformer = Transformer(MODELS[model], preset("fourbit"), ops, 0)
+    transformer = Transformer(MODELS[model], preset("fourbit"), ops, 0).to(device)
     transformer.keep_parity()
     for module in transformer.modules():
         if isinstance(module, ShortConvolution):
             torch.nn.init.normal_(module.taps)
-    tokens = torch.randint(256, (1, 24), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(256, (1, 24), generator=torch.Generator().manual_seed(1)).to(device)
     with torch.no_grad():
-        together = transformer.logits(tokens, Draw(0, 1, 0), 1, IDS)[0]
+        together = transformer.logits(tokens, Draw(0, 1, 0), 1, IDS.to(device))[0]
         for first, last in PLACES:
             alone = transformer.logits(tokens[:, first:last], Draw(0, 1, 0))[0]
             assert torch.equal(together[:, first:last], alone)
