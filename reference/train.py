@@ -15,6 +15,8 @@ optimizer, the step, and what an open window of `oscillation` has measured; noth
 corpus, versions and device give equal bits, killed and resumed or not; threads are pinned and torch's deterministic
 algorithms are on while the loop runs.
 
+Processes that torchrun starts are ranks of one run, see `parallel_run`; under `deterministic` it has the bits of one.
+
 A run folder holds config.json (what decides the bits), meta.json (versions, corpus, device, commit), log.jsonl (one
 line per step) and the last two checkpoints. Rerunning the same configuration in its folder continues it.
 
