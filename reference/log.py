@@ -1,4 +1,4 @@
-"""What a run says about itself: that its numbers are finite, its log and its environment; and the folder for these.
+"""What a run says about itself, its log and its environment; and the folder for these.
 
 The log is the one file of a run that grows. It has one JSON line per step, is flushed before each checkpoint, and is
 cut back to the checkpoint's step on resume: every step has exactly one line, however often the run was killed. Its
@@ -21,32 +21,6 @@ import numpy as np
 import torch
 
 from . import checkpoint
-
-
-class TrainingStopped(RuntimeError):
-    """The run cannot go on: a loss, a gradient or a weight is NaN or infinite. The message is one sentence."""
-
-
-def require_finite(folder: Path, step: int, name: str, value: float) -> None:
-    """Check one number of a step.
-
-    Args:
-        folder: the run folder, whose last checkpoint the message names.
-        step: the step that the number belongs to.
-        name: what the number is, for example "loss".
-        value: the number.
-
-    Raises:
-        TrainingStopped: it is NaN or infinite.
-    """
-    if math.isfinite(value):
-        return
-    last = checkpoint.latest(folder)
-    kept = f"the last good checkpoint is {last}" if last else "no checkpoint had been written"
-    raise TrainingStopped(
-        f"training stopped at step {step}: the {name} is {value}; {kept}; try a lower lr or a longer "
-        "warmup in another run folder"
-    )
 
 
 def require_run_folder(folder: Path, identity: dict[str, Any]) -> None:

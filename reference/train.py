@@ -38,7 +38,7 @@ from .command_line import command_of, exact, parse
 from .config import THRESHOLDS, TrainConfig, check
 from .data import Corpus, load_corpus, require_sequences, require_vocabulary
 from .guard import Guard, digest, reference_losses
-from .log import TrainingStopped, open_run, read_log, require_run_folder
+from .log import open_run, read_log, require_run_folder
 from .logbook import Logbook, require_wandb
 from .model import Transformer
 from .optimizer import make_optimizer
@@ -48,6 +48,7 @@ from .recipe import Recipe
 from .run import Run
 from .schedule import Schedule, schedule
 from .sizes import stated
+from .stopping import TrainingStopped, model_in_memory, step_in_memory
 
 __all__ = ["Result", "TrainConfig", "TrainingStopped", "check", "main", "require_resumable", "train"]
 
@@ -128,7 +129,7 @@ def train(
 
     Raises:
         ValueError: a bad argument, corpus or run folder; nothing was written.
-        TrainingStopped: a NaN or an infinity; the checkpoints before it are kept.
+        TrainingStopped: a NaN, an infinity, or too little memory for a step; the checkpoints before it are kept.
         OSError: the disk refuses.
     """
     check(config)
@@ -183,7 +184,8 @@ def _steps(run: Run, start: int, on_progress: Callable[[dict[str, Any]], None] |
             tqdm(total=config.steps, initial=start, desc=config.preset, unit="step", disable=hidden)
         )
         for step in range(start + 1, config.steps + 1):
-            record = run.advance(step)
+            with step_in_memory(config.out, step):
+                record = run.advance(step)
             bar.set_postfix(loss=f"{record['loss']:.3f}", refresh=False)
             bar.update()
             for add in watchers:
@@ -191,16 +193,12 @@ def _steps(run: Run, start: int, on_progress: Callable[[dict[str, Any]], None] |
 
 
 def _build(config: TrainConfig, recipe: Recipe, layers: Schedule, ops: ModuleType) -> nn.Module:
-    try:
+    with model_in_memory(config.model):
         model = Transformer(config.model, recipe, ops, config.seed, config.accumulator, config.recompute_glu)
         model.recompute_layers = config.recompute == "layers"
         if config.layer_presets:
             model.follow(layers.start)
         return model.to(config.device)
-    except (RuntimeError, MemoryError) as error:
-        if isinstance(error, MemoryError) or "memory" in str(error):
-            raise ValueError(f"model {config.model} does not fit into memory; use smaller sizes") from error
-        raise
 
 
 def _result(folder: Path, start: int, saved: int | None = None) -> Result:
