@@ -52,8 +52,8 @@ def step_in_memory(folder: Path, step: int) -> Iterator[None]:
             raise
         raise TrainingStopped(
             f"training stopped at step {step}: it does not fit into memory ({_first_sentence(error)}); "
-            f"{_kept(folder)}; go on with --recompute layers, or use smaller sizes, a smaller grain or narrower moments "
-            "in another run folder"
+            f"{_kept(folder)}; go on with --recompute layers, or use smaller sizes, a smaller grain or narrower "
+            "moments in another run folder"
         ) from error
 
 
