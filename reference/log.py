@@ -22,6 +22,8 @@ import torch
 
 from . import checkpoint
 
+_EVALUATION = ("heldout_ce", "heldout_bits_per_byte")  # what an evaluation adds to a step's line
+
 
 def require_run_folder(folder: Path, identity: dict[str, Any]) -> None:
     """Raises ValueError, as `open_run` does, for a folder that another run, a file or something else is in."""
@@ -122,7 +124,8 @@ def read_log(path: Path, *numbers: str) -> list[dict[str, Any]]:
     """Read the records of a log, one per step, in order; an unfinished last line is left out.
 
     Raises:
-        ValueError: there is no such log, or a line is damaged or lacks one of the finite `numbers`.
+        ValueError: there is no such log, or a line is damaged, lacks one of the finite `numbers`, or one of those of
+            an evaluation where it has another.
     """
     if not path.is_file():
         raise ValueError(f"log {str(path)!r} does not exist; name the folder of a run")
@@ -133,7 +136,8 @@ def read_log(path: Path, *numbers: str) -> list[dict[str, Any]]:
                 f"log {str(path)!r} is damaged at line {number}; resume the run to cut it back to its checkpoint"
             )
         record = json.loads(line)
-        for name in numbers:
+        evaluated = _EVALUATION if any(name in record for name in _EVALUATION) else ()
+        for name in (*numbers, *evaluated):
             value = record.get(name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise ValueError(
@@ -191,7 +195,7 @@ def record_environment(
         command: that runs it, as a shell takes it; what it does again is told besides.
 
     Raises:
-        OSError: the disk refuses.
+        ValueError: there is a damaged meta.json. OSError: the disk refuses.
     """
     path, now = folder / "meta.json", environment(device)
     said = {} if command is None else {"command": command}
@@ -200,7 +204,9 @@ def record_environment(
         checkpoint.write_json(path, {**about, **said, **again, "environment": now, "resumed": []})
         return
     meta = checkpoint.read_json(path, "environment", "resumed")
-    entries = [meta, *meta["resumed"]]
+    entries = [meta, *meta["resumed"]] if isinstance(meta["resumed"], list) else [None]
+    if not all(isinstance(entry, dict) and isinstance(entry.get("environment"), dict) for entry in entries):
+        raise ValueError(f"{str(path)!r} is damaged: environment or resumed is of another kind; restore it")
     last = entries[-1]["environment"]
     changes = ", ".join(f"{name} {last.get(name)} -> {now[name]}" for name in now if now[name] != last.get(name))
     if changes:

@@ -202,7 +202,7 @@ def _build(config: TrainConfig, recipe: Recipe, layers: Schedule, ops: ModuleTyp
 
 
 def _result(folder: Path, start: int, saved: int | None = None) -> Result:
-    records = read_log(folder / "log.jsonl")
+    records = read_log(folder / "log.jsonl", "loss", "seconds")
     try:
         return Result(
             steps=len(records),

@@ -64,6 +64,31 @@ def test_reading_leaves_out_an_unfinished_line_and_refuses_a_damaged_one(tmp_pat
         read_log(tmp_path / "c")
 
 
+@pytest.mark.parametrize("held", ['"x"', "NaN", "null", "true", "[1]"])
+def test_an_evaluation_has_both_of_its_numbers(tmp_path: Path, held: str) -> None:
+    first, good = '{"step": 1}\n', '{"step": 2, "heldout_ce": 2, "heldout_bits_per_byte": 1.5}\n'
+    assert read_log(fill(tmp_path / "log.jsonl", first + good))[1]["heldout_ce"] == 2
+    for line in (
+        f'{{"step": 2, "heldout_ce": {held}, "heldout_bits_per_byte": 1.5}}\n',
+        f'{{"step": 2, "heldout_ce": 2, "heldout_bits_per_byte": {held}}}\n',
+        '{"step": 2, "heldout_ce": 2}\n',
+        '{"step": 2, "heldout_bits_per_byte": 2}\n',
+    ):
+        with pytest.raises(ValueError, match=r"damaged at line 2: heldout_(ce|bits_per_byte) is .*, no number"):
+            read_log(fill(tmp_path / "log.jsonl", first + line))
+
+
+@pytest.mark.parametrize(
+    "damage", [{"environment": 3}, {"resumed": 4}, {"resumed": [3]}, {"resumed": [{}]}, {"resumed": {"a": 1}}]
+)
+def test_a_damaged_environment_is_one_sentence(tmp_path: Path, damage: dict[str, Any]) -> None:
+    record_environment(tmp_path, "cpu", {}, 0)
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    fill(tmp_path / "meta.json", json.dumps(meta | damage))
+    with pytest.raises(ValueError, match=r"meta\.json' is damaged: environment or resumed is of another kind; restore"):
+        record_environment(tmp_path, "cpu", {}, 10)
+
+
 def test_a_log_has_one_writer_at_a_time(tmp_path: Path) -> None:
     with Log(tmp_path / "log.jsonl"), pytest.raises(ValueError, match="is being written by another process"):
         Log(tmp_path / "log.jsonl")
