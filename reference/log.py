@@ -91,7 +91,8 @@ class Log:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        with checkpoint.naming(self._path):  # what a full disk has refused it refuses once more
+            self._file.close()
 
     def cut(self, step: int) -> None:
         """Keep the lines of steps 1 to `step` and drop what follows, an unfinished line included.
@@ -107,17 +108,21 @@ class Log:
                     f"log {str(self._path)!r} lacks the line of step {number}, which its checkpoint "
                     "counts; start again in another run folder"
                 )
-        self._file.truncate(sum(len(line) + 1 for line in lines[:step]))
+        with checkpoint.naming(self._path):
+            self._file.truncate(sum(len(line) + 1 for line in lines[:step]))
         self.sync()
 
     def append(self, record: dict[str, Any]) -> None:
         """Add one line; it survives a kill of this process at once, and a power cut after `sync`."""
-        self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
-        self._file.flush()
+        line = json.dumps(record, allow_nan=False).encode() + b"\n"
+        with checkpoint.naming(self._path):
+            self._file.write(line)
+            self._file.flush()
 
     def sync(self) -> None:
         """Force the lines to the disk."""
-        os.fsync(self._file.fileno())
+        with checkpoint.naming(self._path):
+            os.fsync(self._file.fileno())
 
 
 def read_log(path: Path, *numbers: str) -> list[dict[str, Any]]:

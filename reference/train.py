@@ -30,7 +30,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
 from tqdm import tqdm
 
 from .board import Board, require_tensorboard
@@ -49,6 +48,7 @@ from .run import Run
 from .schedule import Schedule, schedule
 from .sizes import stated
 from .stopping import TrainingStopped, model_in_memory, step_in_memory
+from .trial import require_products
 
 __all__ = ["Result", "TrainConfig", "TrainingStopped", "check", "main", "require_resumable", "train"]
 
@@ -142,6 +142,7 @@ def train(
     corpus = corpus_of(config)
     with pinned(config.threads):
         model = _build(config, recipe, layers, ops)
+        require_products(model, config, layers)
         identity = _identity(config, ops, reference)
         with open_run(config.out, identity) as log:
             guard = Guard(config, layers, reference)
@@ -192,7 +193,7 @@ def _steps(run: Run, start: int, on_progress: Callable[[dict[str, Any]], None] |
                 add(record)
 
 
-def _build(config: TrainConfig, recipe: Recipe, layers: Schedule, ops: ModuleType) -> nn.Module:
+def _build(config: TrainConfig, recipe: Recipe, layers: Schedule, ops: ModuleType) -> Transformer:
     with model_in_memory(config.model):
         model = Transformer(config.model, recipe, ops, config.seed, config.accumulator, config.recompute_glu)
         model.recompute_layers = config.recompute == "layers"
