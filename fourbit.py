@@ -45,6 +45,12 @@ def _generate(argv: list[str]) -> int:
     return generate.main(argv, operations)
 
 
+def _export(argv: list[str]) -> int:
+    from reference import export
+
+    return export.main(argv)
+
+
 def _tokenize(argv: list[str]) -> int:
     from reference import tokenizing
 
@@ -109,6 +115,10 @@ def _bench(argv: list[str]) -> int:
         from studies import bench_training
 
         return bench_training.main(argv[1:])
+    if argv[:1] == ["decode"]:
+        from studies import bench_decode
+
+        return bench_decode.main(argv[1:])
     if argv[:1] == ["monitor"]:
         from numerics import ops
         from reference import monitor_cost
@@ -119,6 +129,10 @@ def _bench(argv: list[str]) -> int:
         from reference import data_cost
 
         return data_cost.main(argv[1:], operations)
+    if argv[:1] == ["wires"]:
+        from reference import wire_cost
+
+        return wire_cost.main(argv[1:])
     if argv[:1] == ["matmul"]:
         from hw import bench_matmul
 
@@ -180,6 +194,9 @@ COMMANDS: dict[str, Command] = {
     "train": Command("train a model under a recipe", _train),
     "eval": Command("evaluate a trained model: held-out loss, bits per byte, small tasks with known answers", _eval),
     "generate": Command("continue a text by a trained model", _generate),
+    "export": Command(
+        "write a trained model as a folder that other tools load: compressed-tensors, modelopt, BF16", _export
+    ),
     "tokenize": Command("train a tokenizer and write tokenized shards to train on", _tokenize),
     "monitor": Command("show what a run's monitor has seen: table, figure, TensorBoard", _monitor),
     "compare": Command("set the held-out curves of runs side by side: table and figure", _compare),
@@ -197,7 +214,8 @@ COMMANDS: dict[str, Command] = {
     "check": Command("say which quantizer made the bytes of a dump, or what is wrong with them", _check),
     "vectors": Command("write the conformance pack: golden vectors that need nothing else of fourbit", _vectors),
     "bench": Command(
-        "time the emulation, training or kernels: bench numerics|matmul|training|data|monitor|hw|experts", _bench
+        "time the emulation, training or kernels: bench numerics|matmul|training|decode|data|monitor|wires|hw|experts",
+        _bench,
     ),
     "formats": Command("print tables of the element and block formats", _formats),
     "show": Command("take one code of a format apart, or encode a number: show E4M3 0x6C", _show),

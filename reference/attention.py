@@ -8,12 +8,15 @@ and rounded once. Shapes: B sequences, S positions, D width, H heads, G of keys 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from numerics.cache import cached
 
+from . import parity
 from .dense import Linear
 from .fused import fused
 
@@ -34,8 +37,7 @@ def rotate(x_BSHC: Tensor, cos_SC: Tensor, sin_SC: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
 
 
-@fused
-def _heads(
+def _plain_heads(
     split_BSNC: Tensor, cos_SC: Tensor | None, sin_SC: Tensor | None, heads: int, groups: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q (B, S, H, C), k and v (B, S, G, C) of N = H + 2 G, rotated in FP32; BF16 on a GPU, else FP32."""
@@ -45,6 +47,9 @@ def _heads(
     if not split_BSNC.is_cuda:
         return q, k, v
     return q.to(torch.bfloat16), k.to(torch.bfloat16), v.to(torch.bfloat16)
+
+
+_heads = fused(_plain_heads)
 
 
 @cached(maxsize=8)
@@ -59,6 +64,8 @@ class Attention(nn.Module):
     """Args: dim, heads: D, H. kv_heads: G, dividing H; H if None. window: see the module; None: no bound. rotary:
     whether positions turn queries and keys."""
 
+    parity = False
+
     def __init__(
         self, dim: int, heads: int, kv_heads: int | None = None, window: int | None = None, rotary: bool = True
     ) -> None:
@@ -71,9 +78,12 @@ class Attention(nn.Module):
         """(B, S, D) BF16 -> (B, S, D) BF16."""
         split = self.qkv(x_BSD).unflatten(-1, (self.heads + 2 * self.kv_heads, -1))
         half = split.shape[-1] // 2
-        turns = _angles(split.shape[1], half, split.device) if self.rotary else (None, None)
+        turns = self._turns(split.shape[1], half, split.device)
         # in memory by position first, as the library's kernel leaves its result too
-        q, k, v = (t.transpose(1, 2) for t in _heads(split, *turns, self.heads, self.kv_heads))
+        q, k, v = (t.transpose(1, 2) for t in self._heads(split, *turns, self.heads, self.kv_heads))
+        if self.parity:
+            visible = _visible(x_BSD.shape[1], self.window or x_BSD.shape[1], x_BSD.device)
+            return self.out(self.mix(q, k, v, visible[None]).transpose(1, 2).flatten(-2).to(torch.bfloat16))
         if self.kv_heads != self.heads:
             k, v = (t.repeat_interleave(self.heads // self.kv_heads, dim=1) for t in (k, v))
         if self.window is None or self.window >= x_BSD.shape[1]:
@@ -82,3 +92,34 @@ class Attention(nn.Module):
             mask = _visible(x_BSD.shape[1], self.window, x_BSD.device)
             y_BHSC = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.out(y_BHSC.transpose(1, 2).flatten(-2).to(torch.bfloat16))
+
+    @property
+    def _heads(self) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+        return _plain_heads if self.parity else _heads
+
+    def _turns(self, positions: int, half: int, device: torch.device) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """(cos, sin), (positions, half); None each without positions."""
+        if not self.rotary:
+            return None, None
+        return (parity.angles if self.parity else _angles)(positions, half, device)
+
+    def turns_at(self, positions_T: Tensor, sequence: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """(cos, sin) of tokens at any positions below `sequence`, (T, C / 2); None each without positions."""
+        turns = self._turns(sequence, self.out.weight.shape[0] // self.heads // 2, positions_T.device)
+        return (None, None) if turns[0] is None else (turns[0][positions_T], turns[1][positions_T])
+
+    def heads_of(
+        self, split_TNC: Tensor, turns: tuple[Tensor, Tensor] | tuple[None, None]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q (T, H, C), k and v (T, G, C); split_TNC: of `qkv`; turns: of `turns_at`."""
+        q, k, v = self._heads(split_TNC[None], *turns, self.heads, self.kv_heads)
+        return q[0], k[0], v[0]
+
+    def mix(self, q_BHLC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, visible_BLS: Tensor) -> Tensor:
+        """(B, H, L, C): the values of what each query sees, weighted."""
+        if self.kv_heads != self.heads:
+            k_BGSC, v_BGSC = (t.repeat_interleave(self.heads // self.kv_heads, dim=1) for t in (k_BGSC, v_BGSC))
+        mask = visible_BLS[:, None]
+        if self.parity:
+            return parity.attend(q_BHLC, k_BGSC, v_BGSC, mask)
+        return F.scaled_dot_product_attention(q_BHLC, k_BGSC, v_BGSC, attn_mask=mask)

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from .optimizer import restore_state
 
 _HEADER = "fourbit"  # the header entry that tells our files from other safetensors
-_NAME = re.compile(r"checkpoint-(\d{8,})\.safetensors")
+_NAME = re.compile(r"checkpoint-(\d{8,})(\.safetensors)?")  # a folder is of several ranks: see `checkpoint_folder`
 _TEMPORARY = (".", ".tmp")  # prefix and suffix of unfinished files
 
 
@@ -59,7 +60,7 @@ def write_atomic(path: Path, contents: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _flush_folder(path.parent)
+    flush_folder(path.parent)
 
 
 def make_folder(path: Path) -> None:
@@ -71,7 +72,16 @@ def make_folder(path: Path) -> None:
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
-        _flush_folder(path.parent)
+        flush_folder(path.parent)
+
+
+def flush_folder(path: Path) -> None:
+    """Force a folder's entries to the disk: without it, a power cut can undo a rename or a new folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -219,6 +229,17 @@ def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"checkpoint-{step:08d}.safetensors"
 
 
+def folder_path(folder: Path, step: int) -> Path:
+    """Return where the checkpoint of `step` of several ranks lies in a run folder."""
+    return folder / f"checkpoint-{step:08d}"
+
+
+def at(folder: Path, step: int) -> Path | None:
+    """Return the checkpoint of `step`, or None."""
+    found = [path for path in _checkpoints(folder) if int(path.stem.removeprefix("checkpoint-")) == step]
+    return found[0] if found else None
+
+
 def latest(folder: Path) -> Path | None:
     """Return the checkpoint of the highest step, or None; unfinished files do not count."""
     found = _checkpoints(folder)
@@ -239,16 +260,33 @@ def prune(folder: Path, keep: int = 2) -> None:
     if keep < 1:
         raise ValueError(f"keep {keep} would delete every checkpoint; use 1 or more")
     for path in _checkpoints(folder)[:-keep]:
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    """Delete a checkpoint, or what is left of an unfinished one: a file, or a folder, which goes as a whole."""
+    if not path.is_dir():
         path.unlink()
+        return
+    if not is_leftover(path):
+        hidden = path.with_name(f".{path.name}.old.tmp")
+        if hidden.exists():
+            shutil.rmtree(hidden)
+        path = path.rename(hidden)
+    shutil.rmtree(path)
 
 
 def is_leftover(path: Path) -> bool:
-    """Tell whether `path` is an unfinished file of `write_atomic`."""
+    """Tell whether `path` is an unfinished file of `write_atomic`, or an unfinished checkpoint of several ranks."""
     return path.name.startswith(_TEMPORARY[0]) and path.name.endswith(_TEMPORARY[1])
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    steps = {int(match[1]): path for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
+    steps = {
+        int(match[1]): path
+        for path in folder.iterdir()
+        if (match := _NAME.fullmatch(path.name)) and path.is_dir() == (match[2] is None)
+    }
     return [steps[step] for step in sorted(steps)]
 
 
@@ -260,12 +298,3 @@ def _kind(optimizer: torch.optim.Optimizer) -> str:
 def _parameter_names(optimizer: torch.optim.Optimizer) -> list[str]:
     """List the names of the parameters in the order in which the optimizer numbers them."""
     return [name for group in optimizer.param_groups for name in group["param_names"]]
-
-
-def _flush_folder(path: Path) -> None:
-    """Force a folder's entries to the disk: without it, a power cut can undo a rename or a new folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,12 +1,14 @@
 """The words of `fourbit train`: how they become a configuration, and which words would give a configuration.
 
-`--dial 12` sets every size of the model that goes with a depth of 12 (`ModelConfig.dial`); a `--model.` field that is
-given beside it stands, whatever its value. A run is named by its sizes, so it does not matter how they were said.
+`--dial 12` sets every size of the model that goes with a depth of 12 (`ModelConfig.dial`), `--init-from FOLDER` those
+of the folder; a `--model.` field that is given beside it stands, whatever its value. A run is named by its
+sizes, so it does not matter how they were said.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +17,7 @@ import tyro
 
 from .config import TrainConfig
 from .model import ModelConfig
+from .pretrained import sizes_of
 
 PROGRAM = "fourbit train"
 
@@ -32,7 +35,7 @@ def parse(argv: list[str]) -> TrainConfig:
     """The configuration that the words name.
 
     Raises:
-        ValueError: a dial that is no multiple of 6 from 6 to 54.
+        ValueError: a dial that is no multiple of 6 from 6 to 54, or a folder that `pretrained` refuses.
         SystemExit: help was asked for, or a word cannot be read; it has been told.
     """
     found = tyro.cli(Arguments, args=argv, prog=PROGRAM)
@@ -40,13 +43,22 @@ def parse(argv: list[str]) -> TrainConfig:
         # read once more over the dial's sizes, so that what is given is told from what is left out
         sizes = Arguments(found.out, model=ModelConfig.dial(found.dial))
         found = tyro.cli(Arguments, args=argv, prog=PROGRAM, default=sizes)
+    if found.init_from is not None:
+        if found.dial is not None:
+            raise ValueError(f"dial {found.dial} and init_from {str(found.init_from)!r} both give sizes; leave one out")
+        sizes = Arguments(found.out, model=ModelConfig(**sizes_of(found.init_from)))
+        found = tyro.cli(Arguments, args=argv, prog=PROGRAM, default=sizes)
     fields = {f.name: getattr(found, f.name) for f in dataclasses.fields(TrainConfig)}
     return TrainConfig(**fields)
 
 
 def exact(argv: list[str]) -> str:
-    """The command that was given, quoted for a shell."""
-    return f"{PROGRAM} {shlex.join(argv)}"
+    """The command that was given, quoted for a shell; of several ranks, torchrun's, as it was for this machine."""
+    given, here = os.environ.get("WORLD_SIZE"), os.environ.get("LOCAL_WORLD_SIZE")
+    if given is None or here is None or not (given.isdigit() and here.isdigit() and int(here)):
+        return f"{PROGRAM} {shlex.join(argv)}"
+    nodes = f" --nnodes {int(given) // int(here)}" if given != here else ""
+    return f"torchrun{nodes} --nproc-per-node {here} -m {PROGRAM} {shlex.join(argv)}"
 
 
 def command_of(config: TrainConfig) -> str:

@@ -10,8 +10,9 @@ import torch
 
 from numerics import ACCUMULATORS
 
+from .learning_rules import learning_rules
 from .model import ModelConfig
-from .moments import MOMENTS
+from .rank_rules import rank_rules
 from .recipe import PASSES
 
 THRESHOLDS = ("raise_error", "raise_output", "raise_flush", "raise_saturation", "raise_loss")
@@ -47,9 +48,12 @@ class TrainConfig:
     """Sequences that pass through the model together, a multiple of grain; a grain if left out."""
     deterministic: bool = False
     """Exact sums in the experts' products and every grain alone: the same bits for any micro_batch; slower."""
+    parity: bool = False
+    """Forms of every operation whose bits depend on a token's own sequence alone, exact sums among them, so that what
+    `fourbit generate --parity` computes equals this model's training forward; several times slower."""
     products: str | None = None
     """How the experts' products are summed: a name of `numerics.ACCUMULATORS` that takes the recipe's operands, such as
-    fp32, or hopper_bf16 with bf16; if left out, library, and exact under deterministic."""
+    fp32, or hopper_bf16 with bf16; if left out, library, and exact under deterministic or parity."""
     ops: Literal["emulated", "triton", "blackwell-library"] = "emulated"
     """What computes the experts: the emulation; Triton kernels with the same bits, on a GPU; or these with the
     block-scaled products of torch, on a B200 or B300 (blackwell-library; never run)."""
@@ -123,10 +127,24 @@ class TrainConfig:
     """The recipe that a raised layer follows from the next step to the end."""
     seed: int = 0
     """Decides initial weights, batches and stochastic rounding."""
+    init_from: Path | None = None
+    """Folder of the library transformers to start from (`fourbit export` writes such): its sizes, its weights as FP32
+    masters; drawn from the seed if left out."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to train; never chosen for you."""
     threads: int = 1
     """CPU threads; FP32 sums depend on them. More than one pays from a width of several hundred, on an idle machine."""
+    ep: int = 1
+    """Ranks that share out the experts of a layer; it divides model.experts. Of several ranks, which `torchrun` starts:
+    ep * fsdp * dp of them, each with its own grains."""
+    fsdp: int = 1
+    """Ranks that shard what is not an expert, and its optimizer; under deterministic every rank holds it."""
+    dp: int = 1
+    """Repeats of these ranks."""
+    waves: int = 1
+    """Runs of experts in which a rank computes a layer; the next one's rows travel meanwhile. The bits are the same."""
+    timeout: float = 300.0
+    """Seconds without a word after which a rank counts as dead."""
     activations: Path | None = None
     """Safetensors file for what the experts of the last step read, by layer, as `fourbit validate --activations` takes
     it."""
@@ -138,7 +156,12 @@ class TrainConfig:
     @property
     def accumulator(self) -> str:
         """Of the experts' products."""
-        return self.products or ("exact" if self.deterministic else "library")
+        return self.products or ("exact" if self.deterministic or self.parity else "library")
+
+    @property
+    def ranks(self) -> int:
+        """Processes that train together."""
+        return self.ep * self.fsdp * self.dp
 
     @property
     def decay_steps(self) -> int:
@@ -173,7 +196,8 @@ def check(config: TrainConfig) -> None:
 
 def _rules(c: TrainConfig) -> list[tuple[str, bool, str]]:
     """Field, whether its value is good, and what would do; the first that is not good is told."""
-    summing = [name for name in ACCUMULATORS if name != "library" or not c.deterministic]
+    alone = c.deterministic or c.parity
+    summing = [name for name in ACCUMULATORS if name != "library" or not alone]
     return [
         ("order", c.order in ("random", "epoch"), "use 'random' or 'epoch'"),
         ("steps", c.steps >= 1, "use 1 or more"),
@@ -189,9 +213,10 @@ def _rules(c: TrainConfig) -> list[tuple[str, bool, str]]:
         (
             "products",
             c.products in (None, *summing),
-            f"use one of {', '.join(summing)}" + "; library depends on what passes together" * c.deterministic,
+            f"use one of {', '.join(summing)}" + "; library depends on what passes together" * alone,
         ),
-        *_learning_rules(c),
+        *learning_rules(c),
+        *rank_rules(c),
         ("eval_every", c.eval_every >= 1, "use 1 or more"),
         (
             "eval_sequences",
@@ -210,30 +235,6 @@ def _rules(c: TrainConfig) -> list[tuple[str, bool, str]]:
         ("device", c.device != "cuda" or torch.cuda.is_available(), "this torch sees no CUDA device; use 'cpu'"),
         ("activations", can_be_file(c.activations), "name a file in a folder that exists"),
         ("progress", c.progress in ("auto", "show", "hide"), "use 'auto', 'show' or 'hide'"),
-    ]
-
-
-def _learning_rules(c: TrainConfig) -> list[tuple[str, bool, str]]:
-    """Those of the optimizer and its learning rate."""
-    return [
-        ("lr", 0 < c.lr < 1e37, "use a positive number that float32 holds"),
-        ("warmup", 0 <= c.warmup <= c.steps, f"use 0 to {c.steps}, the number of steps"),
-        ("optimizer", c.optimizer in ("adamw", "muon"), "use 'adamw' or 'muon'"),
-        ("moments", c.moments in MOMENTS, f"use one of {', '.join(MOMENTS)}"),
-        ("muon_momentum", 0 <= c.muon_momentum < 1, "use 0 or more, below 1"),
-        ("schedule", c.schedule in ("cosine", "wsd"), "use 'cosine' or 'wsd'"),
-        ("decay_shape", c.decay_shape in ("sqrt", "linear"), "use 'sqrt' or 'linear'"),
-        ("decay_share", 0 < c.decay_share <= 1, "use a share of the steps, above 0 and at most 1"),
-        (
-            "decay_share",
-            c.schedule != "wsd" or not 0 < c.decay_share <= 1 or c.warmup + c.decay_steps <= c.steps,
-            f"of {c.steps} steps {c.warmup} are warm-up; use a smaller share, or less warmup",
-        ),
-        ("min_lr_ratio", 0 <= c.min_lr_ratio <= 1, "use 0 to 1"),
-        ("weight_decay", 0 <= c.weight_decay < math.inf, "use 0 or more"),
-        ("beta1", 0 <= c.beta1 < 1, "use 0 or more, below 1"),
-        ("beta2", 0 <= c.beta2 < 1, "use 0 or more, below 1"),
-        ("clip", 0 < c.clip < math.inf, "use a positive number"),
     ]
 
 

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from numerics.swiglu import silu_tables, swiglu, swiglu_backward
 
+from . import parity
+from .exact import dot
 from .fused import fused
 
 
@@ -42,15 +44,27 @@ class _Bf16Linear(torch.autograd.Function):
         return dx, g.flatten(0, -2).T @ x.flatten(0, -2)  # [N, T] @ [T, K] -> [N, K]
 
 
+class _ExactLinear(_Bf16Linear):
+    """The same with exact sums in the forward, see `parity`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        w = w.to(torch.bfloat16)
+        ctx.save_for_backward(x, w)
+        return dot(x, w, torch.bfloat16)  # [T, K] @ [K, N] -> [T, N]
+
+
 class Linear(nn.Module):
     """Bias-free linear layer: weight (out_features, in_features) FP32, input and output bfloat16."""
+
+    parity = False
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Bf16Linear.apply(x, self.weight)
+        return (_ExactLinear if self.parity else _Bf16Linear).apply(x, self.weight)
 
 
 def glu(gate_up: Tensor) -> Tensor:
@@ -119,15 +133,19 @@ def _add_norm(x: Tensor, y: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
 class RMSNorm(nn.Module):
     """x / rms(x) * gain, in FP32, rounded once to BF16. gain (D,) FP32."""
 
+    parity = False
+
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.gain = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        return _norm(x, self.gain)
+        return parity.norm(x, self.gain) if self.parity else _norm(x, self.gain)
 
     def after(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """x + y, FP32, and its norm."""
+        if self.parity:
+            return x + y, parity.norm(x + y, self.gain)
         return _add_norm(x, y, self.gain)
 
 

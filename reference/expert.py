@@ -54,21 +54,25 @@ SHARED = 32  # added to the roles of a layer's shared expert
 
 @dataclass(frozen=True)
 class Draw:
-    """Names the random words of one grain of one optimizer step."""
+    """Names the random words of one grain of one optimizer step. `first` and `experts`: where a layer's experts are on
+    several ranks, the number of the first one at hand, and how many there are; None: all at hand."""
 
     seed: int
     step: int
     grain: int
+    first: int = 0
+    experts: int | None = None
 
     def random(self, slot: int, role: Role, groups: tuple[int, ...]) -> Random:
-        """Words of one tensor: key (seed, step), counter (slot + role, grain * experts).
+        """Words of one tensor: key (seed, step), counter (slot + role, grain * experts + first).
 
         `slot` is layer * 64, plus SHARED for the shared expert; `groups` are the rows' offsets. Weights draw once a
         step, for grain 0.
         """
         grain = 0 if role in (Role.W13, Role.W2) else self.grain
         rows = groups if role in (Role.DY, Role.DZ, Role.DX) else None  # quantized along features
-        return Random((self.seed, self.step), (slot + role, grain * (len(groups) - 1)), rows)
+        experts = len(groups) - 1 if self.experts is None else self.experts
+        return Random((self.seed, self.step), (slot + role, grain * experts + self.first), rows)
 
     def signs(self, slot: int, role: Role, size: int) -> Tensor:
         """Signs of a Hadamard transform of both operands of one product; `role`: its gradient's."""
@@ -173,14 +177,14 @@ class ExpertMLP(torch.autograd.Function):
         again = Again(setting, groups, saved, g.device)
         wire, plain, cast = setting.wire, ops.Wire(None), recipe.grad_wire or recipe.grad
 
-        d_weights = ops.router_gradient(g, _decoded(payload), routing.slots, wire)
+        d_weights = ops.router_gradient(g, decoded(payload), routing.slots, wire)
         row_weights = torch.empty_like(weights).view(-1, 1)
         row_weights[routing.slots.flatten()] = weights.reshape(-1, 1)
         sent = ops.grad_to_wire(g, routing.tokens, row_weights, cast, again.words(Role.DY))  # [R, D]
         # what arrived on the wire is quantized again along tokens; d_gate_up is at hand and quantized twice
         if setting.observer is not None:
             setting.observer.cast(setting, Role.DY, g.to(torch.float32)[routing.tokens] * row_weights, sent)
-        dy = sent if recipe.grad_wire is None else again.along_features(_decoded(sent), Role.DY)
+        dy = sent if recipe.grad_wire is None else again.along_features(decoded(sent), Role.DY)
         dy_tokens = again.along_tokens(sent, Role.DY_TOKENS, Role.H)
         operands = dy, dy_tokens, again.weight(Role.W2, Role.DY), again.input(Role.H, Role.DY_TOKENS)
         dh, d_w2 = ops.grad_products(*operands, groups, setting.accumulator)
@@ -251,6 +255,6 @@ def _rows(q: Any, index: Tensor) -> Any:
     return q.rows(index) if isinstance(q, BlockTensor) else q.index_select(0, index)
 
 
-def _decoded(payload: Any) -> Tensor:
+def decoded(payload: Any) -> Tensor:
     """The received rows, still rotated, with the values that `aggregate` decoded in the forward."""
     return payload.dequantize() if isinstance(payload, BlockTensor) else payload

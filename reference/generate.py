@@ -1,12 +1,10 @@
 """`fourbit generate RUN`: text from a trained model, greedy or sampled, as it comes.
 
-The next token is drawn from softmax(logits / temperature), cut to the fewest tokens that hold `top_p` of it (nucleus
-sampling, arXiv 1904.09751); at temperature 0 it is the likeliest one. Token n of a seed is drawn with word (seed, n) of
-numpy's Philox, so a text is a function of the run, its device and the arguments. A model sees the last `sequence`
-tokens, as many as in training. `Decoder` is what text is drawn from: `Recomputing` computes every token's logits from
-all that it sees, without a cache.
+The next token is chosen as `sampling` says, so a text is a function of the run, its device and the arguments. A model
+sees the last `sequence` tokens, as many as in training. `Decoder` is what text is drawn from: `Recomputing` computes
+every token's logits from all that it sees, without a cache.
 
-Shapes: V vocabulary. Probabilities are float64 on the CPU.
+Shapes: V vocabulary.
 """
 
 from __future__ import annotations
@@ -21,14 +19,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal, Protocol
 
-import numpy as np
 import torch
 import tyro
 from torch import Tensor
 
+from .decode import Frozen, release_experts
 from .expert import Draw
 from .load import Loaded, load_run
+from .parity import mixing
 from .pinned import pinned
+from .sampling import Sampling as Sampling
 
 PROGRAM = "fourbit generate"
 
@@ -49,45 +49,14 @@ class GenerateConfig:
     """Share of the probability that is drawn from, the likeliest tokens first; 1 for all."""
     seed: int = 0
     """Decides what is drawn."""
+    parity: bool = False
+    """Compute in the forms of `fourbit train --parity`, also a run that was trained without."""
     step: int | None = None
     """Checkpoint to use; the newest if left out."""
     ops: Literal["emulated", "triton"] = "emulated"
     """What computes the experts: the emulation, or Triton kernels, on a GPU."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to compute."""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen. Raises ValueError for a number out of range."""
-
-    temperature: float = 0.8
-    top_p: float = 0.95
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, good, remedy in (
-            ("temperature", 0 <= self.temperature <= 1e6, "use 0, which takes the likeliest token, or more"),
-            ("top_p", 0 < self.top_p <= 1, "use a share above 0, at most 1"),
-            ("seed", 0 <= self.seed < 2**64, "use 0 to 2^64 - 1"),
-        ):
-            if not good:
-                raise ValueError(f"{name} {getattr(self, name)} cannot be used; {remedy}")
-
-    def choose(self, logits_V: Tensor, place: int) -> int:
-        """The token at `place` of the text that is added, from 0. logits_V: (V,), finite, any device."""
-        logits_V = logits_V.double().cpu()
-        likeliest = int(logits_V.argmax())
-        if self.temperature == 0:
-            return likeliest
-        # the largest is 0 before it is divided, so that a small temperature makes no infinity
-        scaled = (logits_V - logits_V[likeliest]) / torch.full((), self.temperature, dtype=torch.float64)
-        ranked = scaled.softmax(0).sort(descending=True, stable=True)
-        upto = ranked.values.cumsum(0)
-        count = int((upto < self.top_p * upto[-1]).sum()) + 1
-        word = np.random.Philox(key=np.array([self.seed, place], dtype=np.uint64)).random_raw()
-        below = (word >> 11) * 2.0**-53 * float(upto[count - 1])  # uniform below what is kept
-        return int(ranked.indices[min(int((upto <= below).sum()), count - 1)])
 
 
 class Decoder(Protocol):
@@ -112,6 +81,29 @@ class Recomputing:
         ids_BS = torch.tensor([self._seen], device=config.device)
         # step -1: of no step of training, as in evaluations
         return self._run.model.logits(ids_BS, Draw(config.seed, -1, 0))[0][0, -1, : self._run.alphabet.size]
+
+
+class Caching:
+    """A decoder that computes a token once, from weights quantized once. When a text outgrows what the model sees, all
+    positions move, and each token is computed anew from then on."""
+
+    def __init__(self, run: Loaded) -> None:
+        self._frozen, self._size = Frozen(run.model), run.alphabet.size
+        self._sequence = run.config.model.sequence
+        self._seen: list[int] = []
+        self._cache = self._frozen.cache(1, self._sequence)
+
+    def feed(self, tokens: list[int]) -> Tensor:
+        self._seen = self._seen + tokens
+        if len(self._seen) > self._sequence:
+            self._seen = tokens = self._seen[-self._sequence :]
+            self._cache = self._frozen.cache(1, self._sequence)
+        return self._frozen.feed(self._cache, [tokens])[0][0, : self._size]
+
+
+def decoder_of(run: Loaded) -> Decoder:
+    """A cache where it can be: a recipe with scales of all tokens together needs them all."""
+    return Recomputing(run) if any(map(mixing, run.model.recipes)) else Caching(run)
 
 
 def continuation(decoder: Decoder, prompt: list[int], count: int, sampling: Sampling) -> Iterator[int]:
@@ -158,9 +150,14 @@ def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
     config = tyro.cli(GenerateConfig, args=argv, prog=PROGRAM)
     sampling = Sampling(config.temperature, config.top_p, config.seed)
     run = load_run(config.run, operations(config.ops, config.device), config.device, config.step)
+    if config.parity:
+        run.model.keep_parity()
     prompt = run.alphabet.encode(os.fsencode(config.prompt))
     with pinned(run.config.threads):
-        added = continuation(Recomputing(run), prompt, config.tokens, sampling)
+        decoder = decoder_of(run)
+        if isinstance(decoder, Caching):
+            release_experts(run.model)
+        added = continuation(decoder, prompt, config.tokens, sampling)
         until = takewhile(lambda token: token != run.alphabet.end, added)
         for text in readable(map(run.alphabet.piece, chain(prompt, until))):
             _write(text)

@@ -16,7 +16,7 @@ from typing import Any
 
 from numerics import ops as emulated
 
-from . import checkpoint
+from . import checkpoint, checkpoint_folder
 from .alphabet import Alphabet, alphabet_of
 from .config import TrainConfig, check
 from .guard import raised_layers
@@ -27,7 +27,7 @@ from .schedule import schedule
 from .stopping import model_in_memory
 
 # what config.json has besides the fields of a configuration, or in another form: none of it decides what a model is
-_NOT_FIELDS = ("ops", "monitor_reference")
+_NOT_FIELDS = ("ops", "monitor_reference", "init_from")
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,15 +66,17 @@ def load_run(folder: Path, ops: ModuleType = emulated, device: str = "cpu", step
         check(config)
     except TypeError as error:  # a value of another type than its field's
         raise ValueError(f"run {str(folder)!r} has a damaged config.json ({error}); restore it") from None
-    path = checkpoint.latest(folder) if step is None else checkpoint.checkpoint_path(folder, step)
-    if path is None or not path.is_file():
-        missing = "no checkpoint yet" if path is None else f"no checkpoint of step {step}"
+    path = checkpoint.latest(folder) if step is None else checkpoint.at(folder, step)
+    if path is None:
+        missing = "no checkpoint yet" if step is None else f"no checkpoint of step {step}"
         raise ValueError(f"run {str(folder)!r} has {missing}; {_others(folder)}")
-    tensors, meta = checkpoint.load(path)
+    tensors, meta = checkpoint_folder.load(path)
     layers = schedule(config)
     with model_in_memory(config.model):
         model = Transformer(config.model, preset(config.preset), ops, config.seed, config.accumulator)
         model.follow(layers.at(meta["step"], _raised(folder, config, meta["step"])))
+        if config.parity:
+            model.keep_parity()
         model.load_state_dict(checkpoint.model_weights(tensors, model))
         model.requires_grad_(False).eval().to(device)
     return Loaded(config, model, meta["step"], meta["corpus"], _alphabet(folder, config))

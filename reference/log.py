@@ -59,7 +59,7 @@ def open_run(folder: Path, identity: dict[str, Any]) -> "Log":
     log = Log(folder / "log.jsonl")
     # Only now is no other process writing here.
     for path in filter(checkpoint.is_leftover, folder.iterdir()):
-        path.unlink()
+        checkpoint.remove(path)
     return log
 
 

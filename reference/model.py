@@ -23,6 +23,7 @@ from .attention import Attention
 from .dense import Linear, RMSNorm
 from .expert import Draw, Observer, Setting
 from .moe import DenseMLP, MoE
+from .parity import require_parity
 from .recipe import ExpertRecipe, Recipe
 from .recompute import recomputed
 from .sizes import ModelConfig as ModelConfig
@@ -70,6 +71,8 @@ class Transformer(nn.Module):
     `recompute_layers` may be set: a backward then computes each layer again, see `recompute`.
     """
 
+    parity = False
+
     def __init__(
         self,
         config: ModelConfig,
@@ -95,7 +98,19 @@ class Transformer(nn.Module):
     def follow(self, recipes: tuple[ExpertRecipe, ...]) -> None:
         """From now on compute layer i under `recipes[i]`. Raises ValueError for widths that do not fit one of them."""
         self.config.check_widths(self.recipe, recipes)
+        if self.parity:
+            require_parity(recipes, self.accumulator)
         self.recipes = recipes
+
+    def keep_parity(self) -> None:
+        """From now on a token's bits depend on its sequence alone, see `parity`; products that are the library's become
+        exact. Raises ValueError for layers that cannot."""
+        accumulator = "exact" if self.accumulator == "library" else self.accumulator
+        require_parity(self.recipes, accumulator)
+        self.accumulator = accumulator
+        for part in self.modules():
+            if hasattr(part, "parity"):
+                part.parity = True
 
     @torch.no_grad()
     def _initialize(self, seed: int) -> None:

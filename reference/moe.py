@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .dense import Linear, ShortConvolution, swiglu_mlp
 from .expert import SHARED, ExpertMLP, Routing, Setting, route
+from .parallel_experts import ParallelExperts, Placement
 from .plain_experts import PlainExperts, applies
 from .router import Bias, balance, choose
 
@@ -26,6 +27,8 @@ class MoE(nn.Module):
     sigmoid router's biases; None: softmax.
     convolution: taps of the convolution, 0 for none.
     """
+
+    parity = False
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class MoE(nn.Module):
         self.has_shared = shared_dim > 0
         self.balancer = None if bias_speed is None else Bias(experts, bias_speed)
         self.convolution = ShortConvolution(dim, convolution) if convolution else None
+        self.placement: Placement | None = None  # where its experts are on several ranks
 
     def forward(self, x_BSD: Tensor, setting: Setting) -> tuple[Tensor, Tensor]:
         """x (B, S, D) BF16 -> (out (B, S, D) BF16, balance FP32 scalar, the mean over grains).
@@ -63,12 +67,15 @@ class MoE(nn.Module):
         return out_BSD, torch.stack(balances).mean()
 
     def _grain(self, x_TD: Tensor, setting: Setting) -> tuple[Tensor, Tensor]:
-        choice = choose(x_TD, self.router, self.top_k, self.balancer)
+        choice = choose(x_TD, self.router, self.top_k, self.balancer, self.parity)
         routing = route(choice.experts, self.experts)
         if self.balancer is not None:
             self.balancer.count(routing.counts)
         operands = x_TD, choice.weights, self.w13, self.w2, routing
-        out_TD = PlainExperts.apply(*operands) if applies(x_TD, setting) else ExpertMLP.apply(*operands, setting)
+        if self.placement is not None:
+            out_TD = ParallelExperts.apply(*operands, setting, self.placement)
+        else:
+            out_TD = PlainExperts.apply(*operands) if applies(x_TD, setting) else ExpertMLP.apply(*operands, setting)
         if self.has_shared:
             out_TD = out_TD + self._shared(x_TD, setting)
         return out_TD, x_TD.new_zeros((), dtype=torch.float32) if self.balancer else balance(choice, routing.counts)

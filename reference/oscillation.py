@@ -41,11 +41,13 @@ class Oscillation:
     Args:
         model: with `layers`, `recipes` and `ops`, as `model.Transformer`; another module has no experts to watch.
         paths: (walked, jumped) by parameter name, of open windows.
+        everywhere: from numbers of the weights at hand to those of all, where a layer's experts are on several ranks.
     """
 
     model: nn.Module
     steps: int
     paths: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    everywhere: Callable[[list[int]], list[int]] = list
 
     @torch.no_grad()
     def around(self, step: int, update: Callable[[], Any]) -> float | None:
@@ -74,7 +76,10 @@ class Oscillation:
                 self.paths[name] = torch.zeros_like(weight), torch.zeros_like(weight)
             elif phase == rule.detect_steps + 1 and name in self.paths:
                 sizes.append((self._reset(weight, recipe, rule, *self.paths.pop(name)), weight.numel()))
-        return sum(n for n, _ in sizes) / sum(n for _, n in sizes) if sizes else None
+        if not sizes:
+            return None
+        reset, watching = self.everywhere([sum(numbers) for numbers in zip(*sizes, strict=True)])
+        return reset / watching
 
     def _reset(self, weight: Tensor, recipe: ExpertRecipe, rule: OsciReset, walked: Tensor, jumped: Tensor) -> int:
         """How many elements of `weight` were set to the middle of their bins."""

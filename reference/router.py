@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import parity
+from .exact import dot
 from .fused import fused
 
 
@@ -45,6 +47,16 @@ class _Logits(torch.autograd.Function):
         x, w = x.to(torch.float32), w.to(torch.float32)
         dx = (g @ w).to(torch.bfloat16)  # [T, E] @ [E, D] -> [T, D]
         return dx, g.T @ x  # [E, T] @ [T, D] -> [E, D]
+
+
+class _ExactLogits(_Logits):
+    """The same with exact sums in the forward, see `parity`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        w = w.to(torch.bfloat16)
+        ctx.save_for_backward(x, w)
+        return dot(x, w)  # [T, D] @ [D, E] -> [T, E]
 
 
 @fused
@@ -110,14 +122,21 @@ def rebalance(model: nn.Module) -> None:
             module.move()
 
 
-def choose(x_TD: Tensor, router: Tensor, top_k: int, bias: Bias | None) -> Choice:
-    """The experts of each token. x_TD: BF16; router: float32 masters (E, D); bias: None for softmax."""
-    logits_TE = _Logits.apply(x_TD, router)
-    scores_TE = logits_TE.softmax(-1) if bias is None else logits_TE.sigmoid()
+def choose(x_TD: Tensor, router: Tensor, top_k: int, bias: Bias | None, exactly: bool = False) -> Choice:
+    """The experts of each token. x_TD: BF16; router: float32 masters (E, D); bias: None for softmax; exactly: in the
+    forms of `parity`."""
+    logits_TE = (_ExactLogits if exactly else _Logits).apply(x_TD, router)
+    if exactly:
+        scores_TE = parity.softmax(logits_TE) if bias is None else parity.sigmoid(logits_TE)
+    else:
+        scores_TE = logits_TE.softmax(-1) if bias is None else logits_TE.sigmoid()
     ranked = scores_TE if bias is None else scores_TE.detach() + bias.bias
+    found_TK = parity.largest(ranked, top_k) if exactly else ranked.topk(top_k, dim=-1).indices
     # the K experts in ascending order: sums over experts then have one order
-    chosen_TK = ranked.topk(top_k, dim=-1).indices.sort(-1).values
+    chosen_TK = found_TK.sort(-1).values
     weights_TK = scores_TE.gather(1, chosen_TK)
+    if exactly:
+        return Choice(chosen_TK, parity.normalized(weights_TK), scores_TE)
     return Choice(chosen_TK, weights_TK / weights_TK.sum(-1, keepdim=True), scores_TE)
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ from safetensors.torch import save
 from torch import nn
 from tqdm import tqdm
 
-from . import checkpoint
+from . import checkpoint, checkpoint_folder
+from .clip import clip
+from .collectives import Traffic
 from .config import TrainConfig
 from .data import Corpus, batch, epoch_batch, heldout_batch
 from .expert import Draw
@@ -29,6 +32,8 @@ from .router import rebalance
 from .saved import counting, recording
 from .schedule import Schedule
 from .stopping import require_finite
+
+Pass = tuple[int, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -54,28 +59,36 @@ class Run:
     def resume(self, command: str) -> int:
         """Load the newest checkpoint, cut the log back to it, and return its step; 0 without one. `command`: what runs
         it, for meta.json."""
-        config, corpus, start = self.config, self.corpus, 0
-        if path := checkpoint.latest(config.out):
-            tensors, meta = checkpoint.load(path)
+        corpus, start = self.corpus, 0
+        if path := self._latest():
+            tensors, meta = self._load(path)
             if meta["corpus"] != corpus.digest:
                 raise ValueError(
-                    f"data {config.data!r} has changed since {path} was written (sha256 was "
+                    f"data {self.config.data!r} has changed since {path} was written (sha256 was "
                     f"{meta['corpus'][:12]}, is {corpus.digest[:12]}); restore it, or use another out"
                 )
             checkpoint.restore_training_state(tensors, self.model, self.optimizer)
             self.oscillation.restore(tensors)
             start = meta["step"]
+        self._enter(start, command)
+        return start
+
+    def _latest(self) -> Path | None:
+        """The newest checkpoint."""
+        return checkpoint.latest(self.config.out)
+
+    def _load(self, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """What of a checkpoint belongs here, and what it says of itself."""
+        return checkpoint_folder.load(path)
+
+    def _enter(self, start: int, command: str) -> None:
+        """Cut the log back to `start`, and note in meta.json what goes on from there."""
+        config = self.config
         self.log.cut(start)
         self.guard.resume(read_log(config.out / "log.jsonl", "loss"))
         if start < config.steps:
-            record_environment(
-                config.out,
-                config.device,
-                {"preset": config.preset, "seed": config.seed, "threads": config.threads, "corpus": corpus.about()},
-                start,
-                command,
-            )
-        return start
+            about = {"preset": config.preset, "seed": config.seed, "threads": config.threads}
+            record_environment(config.out, config.device, about | {"corpus": self.corpus.about()}, start, command)
 
     def advance(self, step: int) -> dict[str, Any]:
         """Take one step; evaluate, log and save what is due after it. Returns the log record."""
@@ -101,21 +114,23 @@ class Run:
         tokens_BS, targets_BS = draw(self.corpus.train, config.seed, step, config.batch, config.model.sequence)
         loss = balance = 0.0
         self.optimizer.zero_grad(set_to_none=True)
-        for grain, tokens, targets in passes(config, tokens_BS, targets_BS):
+        for grain, tokens, targets in self._passes(tokens_BS, targets_BS):
             share = len(tokens) / config.batch
             losses = self._forward(tokens, targets, Draw(config.seed, step, grain), part)
-            # Before the backward, which promises nothing about a NaN.
-            require_finite(config.out, step, "loss", losses.total.item())
+            for total, ce, extra in self._told(losses):
+                # Before the backward, which promises nothing about a NaN.
+                require_finite(config.out, step, "loss", total)
+                loss += ce * share
+                balance += extra * share
             (losses.total * share).backward()
-            loss += losses.ce.item() * share
-            balance += losses.balance.item() * share
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip).item()
+            self._passed()
+        norm = self._clip()
         require_finite(config.out, step, "gradient norm", norm)
         lr = learning_rate(config, step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         reset = self.oscillation.around(step, self.optimizer.step)
-        rebalance(self.model)
+        self._rebalance()
         return {
             "step": step,
             "loss": loss,
@@ -124,6 +139,31 @@ class Run:
             "grad_norm": norm,
             "tokens": step * config.batch * config.model.sequence,
         } | ({} if reset is None else {"weights_reset": reset})
+
+    def _passes(self, tokens_BS: torch.Tensor, targets_BS: torch.Tensor) -> Iterator[Pass]:
+        """What of a batch passes through the model here."""
+        return passes(self.config, tokens_BS, targets_BS)
+
+    def _told(self, losses: Losses) -> list[tuple[float, float, float]]:
+        """(total, ce, balance) of what has just passed, in the order of grains."""
+        return [(losses.total.item(), losses.ce.item(), losses.balance.item())]
+
+    def _passed(self) -> None:
+        """After each backward."""
+
+    def _clip(self) -> float:
+        """After the last backward: scale gradients whose norm is above `clip` down to it; the norm before."""
+        if self.config.deterministic:
+            return clip(self.model, self.config.clip)
+        return nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip).item()
+
+    def sent(self) -> Traffic | None:
+        """What all ranks have sent since the run was opened; None for one process."""
+        return None
+
+    def _rebalance(self) -> None:
+        """After the optimizer's step."""
+        rebalance(self.model)
 
     def _monitor(self, step: int, part: Part, loss: float) -> dict[str, Any]:
         """What the log says about a step beyond its losses: their deviation, measures, and layers that it raised."""
@@ -166,16 +206,23 @@ class Run:
         return ce, self.corpus.bytes_per_token(targets_BS)
 
     def _save(self, step: int) -> None:
-        """Write the checkpoint of `step`, then delete the ones that it supersedes."""
-        folder = self.config.out
+        """Write the checkpoint of `step`."""
         tensors = checkpoint.training_state(self.model, self.optimizer) | self.oscillation.state()
-        for name, tensor in tensors.items():
-            require_finite(folder, step, f"sum of magnitudes of {name}", tensor.double().abs().sum().item())
+        for name, value in self._sums(tensors):
+            require_finite(self.config.out, step, f"sum of magnitudes of {name}", value)
         self.log.sync()  # the log must never be behind a checkpoint
-        meta = {"step": step, "corpus": self.corpus.digest, "config": self.identity}
-        checkpoint.save(checkpoint.checkpoint_path(folder, step), tensors, meta)
-        checkpoint.prune(folder)
+        self._write(step, tensors, {"step": step, "corpus": self.corpus.digest, "config": self.identity})
         self.observer.forget()  # a run resumed from here has not seen the weights before either
+
+    def _sums(self, tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, float]]:
+        """The sum of magnitudes of every tensor."""
+        for name, tensor in tensors.items():
+            yield name, tensor.double().abs().sum().item()
+
+    def _write(self, step: int, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
+        """The checkpoint itself; then delete the ones that it supersedes."""
+        checkpoint.save(checkpoint.checkpoint_path(self.config.out, step), tensors, meta)
+        checkpoint.prune(self.config.out)
 
 
 def heldout_loss(model: nn.Module, config: TrainConfig, tokens_BS: torch.Tensor, targets_BS: torch.Tensor) -> float:
@@ -193,9 +240,7 @@ def heldout_loss(model: nn.Module, config: TrainConfig, tokens_BS: torch.Tensor,
     return math.fsum(losses) / len(tokens_BS)
 
 
-def passes(
-    config: TrainConfig, tokens_BS: torch.Tensor, targets_BS: torch.Tensor
-) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+def passes(config: TrainConfig, tokens_BS: torch.Tensor, targets_BS: torch.Tensor) -> Iterator[Pass]:
     """Yield what passes through the model together, in order: the number of its first grain and (B, S) each on the
     device. Under `deterministic` that is one grain, so that no sum runs over two."""
     size = config.grain if config.deterministic else config.micro_batch or config.grain

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from numerics import BlockTensor
 
+from .ranks import local
+
 Make = Callable[[list[Tensor]], BlockTensor]
 
 
@@ -43,7 +45,7 @@ def restore(ctx: Any) -> tuple[list[Any], list[Tensor]]:
 def counting(model: nn.Module) -> Iterator[list[int]]:
     """A list whose sum is the bytes that autograd keeps of what is computed inside: every storage once, the model's
     parameters left out."""
-    seen = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    seen = {local(p).untyped_storage().data_ptr() for p in model.parameters()}
     kept: list[Tensor] = []  # so that no storage is freed, and another one put in its place, while they are counted
     sizes: list[int] = []
 

@@ -15,6 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from .config import TrainConfig
+from .parity import require_parity
 from .presets import PRESETS, preset
 from .recipe import ExpertRecipe, Recipe, switched
 
@@ -42,7 +43,7 @@ def schedule(config: TrainConfig) -> Schedule:
 
     Raises:
         ValueError: a layer that does not exist or has no experts, an unknown preset, widths that do not fit one of
-            them, a switch whose halves contradict each other.
+            them, a switch whose halves contradict each other, a recipe that cannot have the parity that is asked for.
     """
     main, depth, dense = preset(config.preset), config.model.depth, config.model.dense_layers
     for layer in config.layer_presets:
@@ -70,6 +71,9 @@ def schedule(config: TrainConfig) -> Schedule:
         recipe = _named("raise_to", config.raise_to)
         _check_widths(config, recipe, main, _layers(recipe, depth))
         found = replace(found, raised=_layers(recipe, depth))
+    if config.parity:
+        for layers in (found.start, found.later, found.raised):
+            require_parity(layers or (), config.accumulator)
     return found
 
 

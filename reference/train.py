@@ -33,6 +33,7 @@ from typing import Any
 from tqdm import tqdm
 
 from .board import Board, require_tensorboard
+from .collectives import Traffic
 from .command_line import command_of, exact, parse
 from .config import THRESHOLDS, TrainConfig, check
 from .data import Corpus, load_corpus, require_sequences, require_vocabulary
@@ -41,14 +42,19 @@ from .log import open_run, read_log, require_run_folder
 from .logbook import Logbook, require_wandb
 from .model import Transformer
 from .optimizer import make_optimizer
+from .parallel_run import ParallelRun, opened, parallel, place, speaks
 from .pinned import pinned
 from .presets import preset
+from .pretrained import digest as pretrained_digest
+from .pretrained import initialize
+from .ranks import Ranks, end, leave, ranks_of
 from .recipe import Recipe
 from .run import Run
 from .schedule import Schedule, schedule
 from .sizes import stated
 from .stopping import TrainingStopped, model_in_memory, step_in_memory
 from .trial import require_products
+from .watch import shared_fate
 
 __all__ = ["Result", "TrainConfig", "TrainingStopped", "check", "main", "require_resumable", "train"]
 
@@ -57,11 +63,13 @@ _NOT_IDENTITY = (
     *("out", "progress", "activations", "monitor_every", "monitor_reference", "tensorboard", "wandb", "raise_to"),
     "ops",  # told by the module's own name
     "recompute",
+    "init_from",  # counts by what is in it
+    *("ep", "fsdp", "dp", "waves", "timeout"),
 )
 # fields that runs of earlier versions had at their defaults, without noting them
 _LATER = (
     *("optimizer", "moments", "muon_momentum", "schedule", "decay_share", "decay_shape"),
-    *("tokenizer", "end_token", "text_field", "order"),
+    *("tokenizer", "end_token", "text_field", "order", "parity"),
 )
 
 
@@ -80,6 +88,7 @@ class Result:
         resumed_from: the step that this call continued from: 0 for a new run, `steps` if it was finished already.
         saved_bytes: that autograd kept of the first pass (`micro_batch` sequences) for its backward, parameters left
             out; None if no step was taken.
+        sent: what all ranks of this call have sent, by phase; None for one process.
     """
 
     steps: int
@@ -91,6 +100,7 @@ class Result:
     folder: Path
     resumed_from: int
     saved_bytes: int | None = None
+    sent: Traffic | None = None
 
 
 def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
@@ -100,12 +110,17 @@ def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
     """
     config = parse(argv)
     result = train(config, operations(config.ops, config.device), command=exact(argv))
+    if not speaks():
+        end(0)
     done = f"was finished already: {result.steps}" if result.resumed_from == result.steps else f"done: {result.steps}"
     print(
         f"{config.preset} in {result.folder} {done} steps, held-out {result.heldout_ce:.4f} nats "
         f"a token, {result.bits_per_byte:.4f} bits a byte, {result.median_step_seconds:.3f} s a step"
         + ("" if result.saved_bytes is None else f", {result.saved_bytes / 1e6:.2f} MB saved for a backward")
     )
+    if result.sent is not None:
+        print(result.sent.summary())
+    end(0)
     return 0
 
 
@@ -131,8 +146,28 @@ def train(
         ValueError: a bad argument, corpus or run folder; nothing was written.
         TrainingStopped: a NaN, an infinity, or too little memory for a step; the checkpoints before it are kept.
         OSError: the disk refuses.
+        SystemExit: on several ranks, instead of any of these: one of them has told it.
     """
-    check(config)
+    with shared_fate(config.timeout) as watch:
+        check(config)
+        identity = _identity(config, ops, None) if config.monitor_reference is None else {}
+        ranks = ranks_of(config, identity | {"out": str(config.out)})
+        if watch is not None:
+            watch.start()
+        try:
+            return _train(config if ranks is None else parallel(config), ops, on_progress, command, ranks)
+        finally:
+            leave()
+
+
+def _train(
+    config: TrainConfig,
+    ops: ModuleType,
+    on_progress: Callable[[dict[str, Any]], None] | None,
+    command: str | None,
+    ranks: Ranks | None,
+) -> Result:
+    """See `train`."""
     recipe, layers = preset(config.preset), schedule(config)
     reference = None if config.monitor_reference is None else reference_losses(config.monitor_reference, config.out)
     if config.tensorboard is not None:
@@ -144,9 +179,12 @@ def train(
         model = _build(config, recipe, layers, ops)
         require_products(model, config, layers)
         identity = _identity(config, ops, reference)
-        with open_run(config.out, identity) as log:
+        if ranks is not None:
+            place(model, config, layers, ranks)
+        with open_run(config.out, identity) if ranks is None else opened(config.out, identity, ranks) as log:
             guard = Guard(config, layers, reference)
-            run = Run(config, identity, corpus, model, make_optimizer(model, config), log, layers, guard)
+            parts = config, identity, corpus, model, make_optimizer(model, config), log, layers, guard
+            run = Run(*parts) if ranks is None else ParallelRun(*parts, ranks=ranks)
             start = run.resume(command or command_of(config))
             if start == config.steps and config.activations is not None:
                 raise ValueError(
@@ -154,7 +192,8 @@ def train(
                     f"{str(config.out)!r} has taken; use more steps, or another out"
                 )
             _steps(run, start, on_progress)
-    return _result(config.out, start, *run.saved)
+        found = _result(config.out, start, *run.saved)
+        return dataclasses.replace(found, sent=run.sent())
 
 
 def corpus_of(config: TrainConfig) -> Corpus:
@@ -174,12 +213,12 @@ def require_resumable(config: TrainConfig, ops: ModuleType) -> None:
 def _steps(run: Run, start: int, on_progress: Callable[[dict[str, Any]], None] | None) -> None:
     """Take the steps after `start`, with a progress bar, for TensorBoard and for Weights & Biases."""
     config = run.config
-    hidden = {"auto": None, "show": False, "hide": True}[config.progress]
+    hidden = {"auto": None, "show": False, "hide": True}[config.progress if speaks() else "hide"]
     with contextlib.ExitStack() as stack:
         watchers: list[Callable[[dict[str, Any]], None]] = [] if on_progress is None else [on_progress]
-        if config.tensorboard is not None:
+        if config.tensorboard is not None and speaks():
             watchers.insert(0, stack.enter_context(Board(config.tensorboard, start)).add)
-        if config.wandb is not None and start < config.steps:
+        if config.wandb is not None and start < config.steps and speaks():
             watchers.insert(0, stack.enter_context(Logbook(config.wandb, config.out, run.identity)).add)
         bar = stack.enter_context(
             tqdm(total=config.steps, initial=start, desc=config.preset, unit="step", disable=hidden)
@@ -199,6 +238,10 @@ def _build(config: TrainConfig, recipe: Recipe, layers: Schedule, ops: ModuleTyp
         model.recompute_layers = config.recompute == "layers"
         if config.layer_presets:
             model.follow(layers.start)
+        if config.init_from is not None:
+            initialize(model, config.model, config.init_from)
+        if config.parity:
+            model.keep_parity()
         return model.to(config.device)
 
 
@@ -235,6 +278,8 @@ def _identity(config: TrainConfig, ops: ModuleType, reference: dict[int, float] 
     fields["tokenizer"] = str(config.tokenizer)
     found = {"ops": ops.__name__} | {name: value for name, value in fields.items() if name not in unset}
     found["model"] = stated(config.model)
+    if config.init_from is not None:
+        found["init_from"] = pretrained_digest(config.init_from)
     if config.thresholds:
         found |= {"monitor_every": config.monitor_every, "raise_to": config.raise_to}
     if config.raise_loss is not None:

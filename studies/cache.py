@@ -1,9 +1,9 @@
 """Parts of a study that were measured before are read instead of measured again.
 
 A part is named by its function, its inputs and the sources that can change it: `numerics`, the function's module and
-what that imports of its own folder. A change of any of them measures it anew. Parts are CSV files whose numbers read
-back to the same bits, under a line with their digest: one that was damaged is measured again. An interrupted study goes
-on behind the last one that was finished.
+what that imports of its own folder and of `reference`. A change of any of them measures it anew. Parts are CSV files
+whose numbers read back to the same bits, under a line with their digest: one that was damaged is measured again. An
+interrupted study goes on behind the last one that was finished.
 
     with cache.using(folder):
         rows = cache.part(measure_seed, seed=3, size=256)       # measure_seed(seed=3, size=256) -> a frame
@@ -30,6 +30,7 @@ import pandas as pd
 import numerics
 from reference.checkpoint import make_folder, write_atomic
 
+_SELF = Path(__file__)
 _FOLDER: ContextVar[Path | None] = ContextVar("folder", default=None)
 
 
@@ -102,7 +103,10 @@ def sources(module: Path) -> str:
 
 
 def files(module: Path) -> list[Path]:
-    """The module's file and those of its folder that it imports relatively, and these in turn, by name."""
+    """The module's file and those that it imports relatively or of `reference`, and these in turn, by name.
+
+    What this module itself takes from there changes no measurement.
+    """
     found, left = set(), [module]
     while left:
         path = left.pop()
@@ -113,4 +117,6 @@ def files(module: Path) -> list[Path]:
             if isinstance(node, ast.ImportFrom) and node.level == 1:
                 names = [node.module] if node.module else [alias.name for alias in node.names]
                 left += [path.with_name(f"{name}.py") for name in names]
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("reference.") and path != _SELF:
+                left.append(_SELF.parent.parent / f"{str(node.module).replace('.', '/')}.py")
     return sorted(found)

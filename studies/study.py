@@ -56,6 +56,7 @@ from . import (
     report,
     requantization,
     requantization_kinds,
+    sampler,
     throughput,
     transpose_mismatch,
 )
@@ -78,6 +79,7 @@ STUDIES: dict[str, Study] = {
         accumulation.STUDY,
         throughput.STUDY,
         dialects.STUDY,
+        sampler.STUDY,
     )
 }
 OUT = Path("results/studies")

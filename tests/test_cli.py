@@ -22,6 +22,7 @@ MODULES = {
     "train": "reference.train",
     "eval": "reference.evaluate",
     "generate": "reference.generate",
+    "export": "reference.export",
     "tokenize": "reference.tokenizing",
     "monitor": "studies.monitor_plot",
     "compare": "studies.compare_runs",
@@ -100,8 +101,8 @@ def test_an_unknown_command_is_one_sentence_with_the_known_ones(
     assert fourbit.main(argv) == 2
     out, err = capsys.readouterr()
     known = (
-        "the known ones are demo, train, eval, generate, tokenize, monitor, compare, recipes, study, order, validate, "
-        "probe, census, check, vectors, bench, formats, show, explorer"
+        "the known ones are demo, train, eval, generate, export, tokenize, monitor, compare, recipes, study, order, "
+        "validate, probe, census, check, vectors, bench, formats, show, explorer"
     )
     assert (out, err) == ("", f"fourbit: error: unknown command {argv[0]!r}; {known}\n")
 
@@ -138,6 +139,7 @@ def test_a_command_gets_its_arguments_and_its_exit_code_is_returned(name: str, s
         ("hw", "hw.bench_hw"),
         ("experts", "hw.bench_experts"),
         ("training", "studies.bench_training"),
+        ("decode", "studies.bench_decode"),
     ],
 )
 def test_a_bench_gets_its_own_arguments(

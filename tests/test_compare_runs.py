@@ -122,6 +122,6 @@ def test_what_the_readme_says_of_runs_on_a_gpu_is_what_their_records_hold() -> N
     assert f"Held-out after {table.step.max():,} steps: " in readme
     said = ", ".join(f"`{run}` {last[run]:.3f}" for run in ("bf16", "mxfp8", "fourbit"))
     assert f"{said} nats per byte" in readme
-    twice = pd.read_csv(ROOT / "tests" / "records" / "h200_runs_twice.csv", float_precision="round_trip")
+    twice = pd.read_csv(ROOT / "tests" / "records" / "h200_runs_twice.csv", dtype=str)
     assert set(twice.run) == set(last.index) and f"[{len(twice)} steps that were taken twice]" in readme
     assert (twice.loss_killed == twice.loss_resumed).all() and (twice.grad_norm_killed == twice.grad_norm_resumed).all()
