@@ -31,6 +31,26 @@ def _train(argv: list[str]) -> int:
     return train.main(argv, operations)
 
 
+def _sft(argv: list[str]) -> int:
+    from hw.choose import operations
+    from reference import sft
+
+    return sft.main(argv, operations)
+
+
+def _rl(argv: list[str]) -> int:
+    from hw.choose import operations
+    from reference import rl
+
+    return rl.main(argv, operations)
+
+
+def _pipeline(argv: list[str]) -> int:
+    from studies import pipeline
+
+    return pipeline.main(argv)
+
+
 def _eval(argv: list[str]) -> int:
     from hw.choose import operations
     from reference import evaluate
@@ -192,6 +212,9 @@ class Command:
 COMMANDS: dict[str, Command] = {
     "demo": Command("train one small model under four recipes and write a report", _demo),
     "train": Command("train a model under a recipe", _train),
+    "sft": Command("fine-tune a model on prompts and completions, or chats", _sft),
+    "rl": Command("improve a model by rewards that can be checked: GRPO", _rl),
+    "pipeline": Command("pretrain, fine-tune and reinforce under several recipes, and write a report", _pipeline),
     "eval": Command("evaluate a trained model: held-out loss, bits per byte, small tasks with known answers", _eval),
     "generate": Command("continue a text by a trained model", _generate),
     "export": Command(

@@ -31,9 +31,12 @@ class Alphabet(Protocol):
 
 
 class Bytes:
-    """A token is a byte."""
+    """A token is a byte. `end`: the one that ends texts, of a model that was tuned."""
 
-    size, end = 256, None
+    size = 256
+
+    def __init__(self, end: int | None = None) -> None:
+        self.end = end
 
     def encode(self, text: bytes) -> list[int]:
         return list(text)
@@ -69,10 +72,13 @@ class Tokens:
         return self._pieces.get(token, b"")
 
 
-def alphabet_of(config: TrainConfig) -> Alphabet:
-    """What a run's tokens are. ValueError for a tokenizer that is missing or damaged."""
+END_BYTE = 3  # ASCII's ETX
+
+
+def alphabet_of(config: TrainConfig, tuned: bool = False) -> Alphabet:
+    """What a run's tokens are; a tuned run's have an end. ValueError for a tokenizer that is missing or damaged."""
     found = tokenizer_file(config.data, config.tokenizer, config.end_token)
-    return Bytes() if found is None else Tokens(*found)
+    return Bytes(END_BYTE if tuned else None) if found is None else Tokens(*found)
 
 
 def _bytes_of_characters() -> dict[str, int]:

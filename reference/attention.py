@@ -19,6 +19,7 @@ from numerics.cache import cached
 from . import parity
 from .dense import Linear
 from .fused import fused
+from .segments import Segments
 
 
 @cached(maxsize=8)
@@ -30,9 +31,10 @@ def _angles(positions: int, half: int, device: torch.device) -> tuple[Tensor, Te
 
 
 def rotate(x_BSHC: Tensor, cos_SC: Tensor, sin_SC: Tensor) -> Tensor:
-    """Rotary position embedding (arXiv 2104.09864) of (B, S, H, C) in FP32: pairs (i, i + C/2), base 10,000."""
+    """Rotary position embedding (arXiv 2104.09864) of (B, S, H, C) in FP32: pairs (i, i + C/2), base 10,000. Angles of
+    the positions (S, C/2), or of each sequence's own ones (B, S, C/2)."""
     half = x_BSHC.shape[-1] // 2
-    cos, sin = cos_SC[:, None], sin_SC[:, None]
+    cos, sin = cos_SC[..., None, :], sin_SC[..., None, :]
     a, b = x_BSHC[..., :half], x_BSHC[..., half:]
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
 
@@ -74,16 +76,20 @@ class Attention(nn.Module):
         self.qkv = Linear(dim, dim // heads * (heads + 2 * self.kv_heads))
         self.out = Linear(dim, dim)
 
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        """(B, S, D) BF16 -> (B, S, D) BF16."""
+    def forward(self, x_BSD: Tensor, segments: Segments | None = None) -> Tensor:
+        """(B, S, D) BF16 -> (B, S, D) BF16. segments: attention stays inside each, and positions start with it."""
         split = self.qkv(x_BSD).unflatten(-1, (self.heads + 2 * self.kv_heads, -1))
         half = split.shape[-1] // 2
         turns = self._turns(split.shape[1], half, split.device)
+        if segments is not None:
+            turns = tuple(None if t is None else t[segments.positions_BS] for t in turns)
         # in memory by position first, as the library's kernel leaves its result too
         q, k, v = (t.transpose(1, 2) for t in self._heads(split, *turns, self.heads, self.kv_heads))
-        if self.parity:
-            visible = _visible(x_BSD.shape[1], self.window or x_BSD.shape[1], x_BSD.device)
-            return self.out(self.mix(q, k, v, visible[None]).transpose(1, 2).flatten(-2).to(torch.bfloat16))
+        visible = None if segments is None else segments.visible(self.window)
+        if visible is None and self.parity:
+            visible = _visible(x_BSD.shape[1], self.window or x_BSD.shape[1], x_BSD.device)[None]
+        if visible is not None:
+            return self.out(self.mix(q, k, v, visible).transpose(1, 2).flatten(-2).to(torch.bfloat16))
         if self.kv_heads != self.heads:
             k, v = (t.repeat_interleave(self.heads // self.kv_heads, dim=1) for t in (k, v))
         if self.window is None or self.window >= x_BSD.shape[1]:

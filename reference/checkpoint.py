@@ -123,7 +123,7 @@ def save(path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
     """
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     # one entry: safetensors writes several in no fixed order
-    header = json.dumps({"sha256": _digest(stored), "meta": meta}, allow_nan=False)
+    header = json.dumps({"sha256": digest_of(stored), "meta": meta}, allow_nan=False)
     write_atomic(path, serialize(stored, metadata={_HEADER: header}))
 
 
@@ -154,14 +154,14 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         digest, meta = stored["sha256"], stored["meta"]
     except (ValueError, KeyError, TypeError):
         digest, meta = None, {}
-    if digest != _digest(tensors):
+    if digest != digest_of(tensors):
         raise ValueError(
             f"checkpoint {str(path)!r} is damaged: it does not hold what was saved; delete it to use the one before"
         )
     return tensors, meta
 
 
-def _digest(tensors: dict[str, Tensor]) -> str:
+def digest_of(tensors: dict[str, Tensor]) -> str:
     """sha256, hex, over names and bytes of all tensors."""
     digest = hashlib.sha256()
     for name in sorted(tensors):

@@ -19,6 +19,7 @@ from numerics.swiglu import silu_tables, swiglu, swiglu_backward
 from . import parity
 from .exact import dot
 from .fused import fused
+from .segments import Segments
 
 
 class _Bf16Linear(torch.autograd.Function):
@@ -157,11 +158,14 @@ class ShortConvolution(nn.Module):
         super().__init__()
         self.taps = nn.Parameter(torch.zeros(dim, taps))
 
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        """(B, S, D) BF16 -> (B, S, D) BF16."""
+    def forward(self, x_BSD: Tensor, segments: Segments | None = None) -> Tensor:
+        """(B, S, D) BF16 -> (B, S, D) BF16. segments: what lies before each is zero too."""
         positions, taps = x_BSD.shape[1], self.taps.shape[1]
         padded = F.pad(x_BSD.to(torch.float32), (0, 0, taps - 1, 0))
         y = x_BSD.to(torch.float32)
         for j in range(taps):
-            y = y + padded[:, taps - 1 - j : taps - 1 - j + positions] * self.taps[:, j]
+            before = padded[:, taps - 1 - j : taps - 1 - j + positions]
+            if segments is not None and j:
+                before = before.masked_fill((segments.positions_BS < j)[..., None], 0.0)
+            y = y + before * self.taps[:, j]
         return y.to(torch.bfloat16)

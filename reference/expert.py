@@ -28,6 +28,7 @@ from .recipe import ExpertRecipe
 from .routing import Routing as Routing
 from .routing import route as route
 from .saved import restore, save
+from .segments import Segments
 
 
 class Role(IntEnum):
@@ -97,7 +98,8 @@ class Observer(Protocol):
 class Setting:
     """What an expert layer computes with: the operations, its recipe, the signs of Hadamard transforms by size, its
     place and its random words. `shared` says that the shared expert follows the recipe too, `recompute_glu` that the
-    backward computes gate and up again instead of keeping them; `grains`: how many there are, from `draw`'s on."""
+    backward computes gate and up again instead of keeping them; `grains`: how many there are, from `draw`'s on;
+    `segments`: of the sequences, if several texts lie in one."""
 
     ops: ModuleType
     recipe: ExpertRecipe
@@ -110,6 +112,7 @@ class Setting:
     recompute_glu: bool = False
     grains: int = 1
     observer: Observer | None = None
+    segments: Segments | None = None
 
     def each(self) -> Iterator[Setting]:
         """The setting of each grain alone; the first one is observed."""

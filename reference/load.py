@@ -26,8 +26,9 @@ from .presets import preset
 from .schedule import schedule
 from .stopping import model_in_memory
 
+TUNED = "tuned"  # what config.json of a run has besides that went on from another one: see `tune`
 # what config.json has besides the fields of a configuration, or in another form: none of it decides what a model is
-_NOT_FIELDS = ("ops", "monitor_reference", "init_from")
+_NOT_FIELDS = ("ops", "monitor_reference", "init_from", TUNED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +137,7 @@ def _is_a(value: object, hint: Any) -> bool:
 
 def _alphabet(folder: Path, config: TrainConfig) -> Alphabet:
     """The run's tokens, which must still be those of its corpus."""
-    found, path = alphabet_of(config), folder / "meta.json"
+    found, path = alphabet_of(config, TUNED in checkpoint.read_json(folder / "config.json")), folder / "meta.json"
     corpus = checkpoint.read_json(path).get("corpus") if path.is_file() else None
     vocab = corpus.get("vocab", 256) if isinstance(corpus, dict) else found.size
     if vocab != found.size:

@@ -26,6 +26,7 @@ from .moe import DenseMLP, MoE
 from .parity import require_parity
 from .recipe import ExpertRecipe, Recipe
 from .recompute import recomputed
+from .segments import Segments
 from .sizes import ModelConfig as ModelConfig
 
 
@@ -57,7 +58,7 @@ class _Layer(nn.Module):
         self.moe = DenseMLP(c.dim, c.dense_width) if dense else MoE(*sizes, speed, c.convolution)
 
     def forward(self, x_BSD: Tensor, setting: Setting) -> tuple[Tensor, Tensor]:
-        x_BSD, normed_BSD = self.moe_norm.after(x_BSD, self.attention(self.attention_norm(x_BSD)))
+        x_BSD, normed_BSD = self.moe_norm.after(x_BSD, self.attention(self.attention_norm(x_BSD), setting.segments))
         y_BSD, balance = self.moe(normed_BSD, setting)
         return x_BSD + y_BSD, balance
 
@@ -123,20 +124,26 @@ class Transformer(nn.Module):
                 std = 0.5 if name == "embed" else scale * p.shape[-1] ** -0.5
                 p.copy_(torch.randn(p.shape, generator=generator) * std)
 
-    def forward(self, tokens_BS: Tensor, targets_BS: Tensor, draw: Draw, grains: int = 1) -> Losses:
+    def forward(
+        self, tokens_BS: Tensor, targets_BS: Tensor, draw: Draw, grains: int = 1, segments_BS: Tensor | None = None
+    ) -> Losses:
         """Losses of a batch.
 
         Args: tokens_BS, targets_BS: int64 (B, S). draw: names the random words of the backward. grains: equal parts of
-            B that the experts see one after the other, the first of them under `draw`'s grain.
+            B that the experts see one after the other, the first of them under `draw`'s grain. segments_BS: int64
+            (B, S), see `segments`.
         """
-        logits_BSV, balance = self.logits(tokens_BS, draw, grains)
+        logits_BSV, balance = self.logits(tokens_BS, draw, grains, segments_BS)
         ce = F.cross_entropy(logits_BSV.flatten(0, 1).to(torch.float32), targets_BS.flatten())
         return Losses(ce, balance)
 
-    def logits(self, tokens_BS: Tensor, draw: Draw, grains: int = 1) -> tuple[Tensor, Tensor]:
-        """(logits (B, S, V) BF16, weighted balance loss)."""
+    def logits(
+        self, tokens_BS: Tensor, draw: Draw, grains: int = 1, segments_BS: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(logits (B, S, V) BF16, weighted balance loss). segments_BS: texts in one sequence, see `segments`."""
         x_BSD = F.embedding(tokens_BS, self.embed.to(torch.bfloat16).to(torch.float32))
         balance = x_BSD.new_zeros(())
+        segments = None if segments_BS is None else Segments(segments_BS)
         for index, layer in enumerate(self.layers):
             recipe = self.recipes[index]
             signs = {size: self.signs[size].to(x_BSD.device) for size in recipe.hadamard_sizes}
@@ -145,6 +152,7 @@ class Transformer(nn.Module):
                 recompute_glu=self.recompute_glu,
                 grains=grains,
                 observer=self.observer,
+                segments=segments,
             )
             again = self.recompute_layers and torch.is_grad_enabled()
             x_BSD, extra = recomputed(layer, x_BSD, setting) if again else layer(x_BSD, setting)

@@ -63,7 +63,7 @@ class MoE(nn.Module):
         outs, balances = zip(*done, strict=True)
         out_BSD = torch.cat(outs).view(x_BSD.shape)
         if self.convolution is not None:
-            out_BSD = self.convolution(out_BSD)
+            out_BSD = self.convolution(out_BSD, setting.segments)
         return out_BSD, torch.stack(balances).mean()
 
     def _grain(self, x_TD: Tensor, setting: Setting) -> tuple[Tensor, Tensor]:

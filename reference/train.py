@@ -152,7 +152,7 @@ def train(
     """
     with shared_fate(config.timeout) as watch:
         check(config)
-        identity = _identity(config, ops, None) if config.monitor_reference is None else {}
+        identity = identity_of(config, ops, None) if config.monitor_reference is None else {}
         ranks = ranks_of(config, identity | {"out": str(config.out)})
         if watch is not None:
             watch.start()
@@ -180,7 +180,7 @@ def _train(
     with pinned(config.threads):
         model = _build(config, recipe, layers, ops)
         require_products(model, config, layers)
-        identity = _identity(config, ops, reference)
+        identity = identity_of(config, ops, reference)
         if ranks is not None:
             place(model, config, layers, ranks)
         with open_run(config.out, identity) if ranks is None else opened(config.out, identity, ranks) as log:
@@ -209,7 +209,7 @@ def corpus_of(config: TrainConfig) -> Corpus:
 
 def require_resumable(config: TrainConfig, ops: ModuleType) -> None:
     """Raises ValueError if `train` would not take up the folder of `config`, which has no `monitor_reference`."""
-    require_run_folder(config.out, _identity(config, ops, None))
+    require_run_folder(config.out, identity_of(config, ops, None))
 
 
 def _steps(run: Run, start: int, on_progress: Callable[[dict[str, Any]], None] | None) -> None:
@@ -268,7 +268,7 @@ def _result(folder: Path, start: int, saved: int | None = None) -> Result:
         raise ValueError(f"log {log!r} is damaged: a line lacks {error}; start again in another run folder") from None
 
 
-def _identity(config: TrainConfig, ops: ModuleType, reference: dict[int, float] | None) -> dict[str, Any]:
+def identity_of(config: TrainConfig, ops: ModuleType, reference: dict[int, float] | None) -> dict[str, Any]:
     """Return what decides the run's bits, as JSON: the fields of the configuration and the name of the operations.
 
     The monitor decides bits only where it raises layers, so a run without thresholds may be resumed with another

@@ -16,7 +16,7 @@ from numerics import ops
 from reference.alphabet import Bytes, Tokens
 from reference.config import TrainConfig
 from reference.evaluate import EvalConfig, evaluate, score_item
-from reference.generate import Recomputing
+from reference.generate import Caching
 from reference.load import load_run
 from reference.log import read_log
 from reference.model import ModelConfig
@@ -89,7 +89,7 @@ def test_the_held_out_loss_is_the_runs_own(name: str, place: Path) -> None:
     assert found["heldout"]["bits_per_byte"] == last["heldout_bits_per_byte"] != last["heldout_ce"]
     assert {entry["task"] for entry in found["tasks"]} == {task.name for task in TASKS}
     loaded = load_run(place / name)
-    assert isinstance(loaded.alphabet, Tokens) and Recomputing(loaded).feed([1]).shape == (400,)
+    assert isinstance(loaded.alphabet, Tokens) and Caching(loaded).feed([1]).shape == (400,)
     assert score_item(loaded, TASKS[0].item(0, 0))[0] in (True, False)
 
 
@@ -116,11 +116,11 @@ def test_a_text_is_over_at_its_end(place: Path, capsys: pytest.CaptureFixture[st
     end = load_run(place / "on_shards").alphabet.end
     fed: list[int] = []
 
-    def feed(_: Recomputing, tokens: list[int]) -> torch.Tensor:
+    def feed(_: Caching, tokens: list[int]) -> torch.Tensor:
         fed.append(len(tokens))
         return torch.eye(400)[end if len(fed) == 3 else 1]
 
-    monkeypatch.setattr(Recomputing, "feed", feed)
+    monkeypatch.setattr(Caching, "feed", feed)
     assert fourbit.main(["generate", str(place / "on_shards"), "--prompt=a", "--temperature=0", "--tokens=50"]) == 0
     assert len(fed) == 3
 

@@ -20,6 +20,9 @@ ROOT = Path(fourbit.__file__).resolve().parent
 MODULES = {
     "demo": "studies.demo",
     "train": "reference.train",
+    "sft": "reference.sft",
+    "rl": "reference.rl",
+    "pipeline": "studies.pipeline",
     "eval": "reference.evaluate",
     "generate": "reference.generate",
     "export": "reference.export",
@@ -101,8 +104,8 @@ def test_an_unknown_command_is_one_sentence_with_the_known_ones(
     assert fourbit.main(argv) == 2
     out, err = capsys.readouterr()
     known = (
-        "the known ones are demo, train, eval, generate, export, tokenize, monitor, compare, recipes, study, order, "
-        "validate, probe, census, check, vectors, bench, formats, show, explorer"
+        "the known ones are demo, train, sft, rl, pipeline, eval, generate, export, tokenize, monitor, compare, "
+        "recipes, study, order, validate, probe, census, check, vectors, bench, formats, show, explorer"
     )
     assert (out, err) == ("", f"fourbit: error: unknown command {argv[0]!r}; {known}\n")
 

@@ -1,0 +1,320 @@
+"""`fourbit rl`: reinforcement learning from rewards that can be checked, by group-relative advantages (GRPO).
+
+A step asks `prompts` problems, draws `group` completions of each from the model at temperature 1, and scores them:
+
+    A    = (reward - mean) / (deviation + 1e-6)          over the completions of one problem, the same for all tokens
+    r    = exp(log p_trainer - log p_sampler)            of a token, the sampler's as it was when the token was drawn
+    loss = sum over tokens of [ -min(r A, clip(r, 1 - c, 1 + c) A) + kl_weight (exp(d) - 1 - d) ] / tokens,
+    d    = log p_start - log p_trainer                   of the model that the run began with
+
+after GRPO (Shao et al., arXiv 2402.03300, section 4.1), with one mean over all tokens of a step (DAPO, arXiv
+2503.14476, section 3.3), not of each completion. Old probabilities are the sampler's own, so whatever sampler and
+trainer differ in, numerics included, is in r, and the log says how much that is: nothing at all under `parity`.
+Problems whose completions all have one reward teach nothing, and go through the model without a backward unless the
+start pulls.
+
+Sampler and trainer have one set of weights and one recipe: the sampler's experts are the packed codes that the forward
+of the next step multiplies.
+
+The log of a step, means over completions or over their tokens: `reward`; `length` in tokens; `ended`, the share that
+came to an end; `failures` of the environment; `groups_taught`, the share of problems with unequal rewards; `entropy` in
+nats; `clipped`; of trainer and sampler `difference`, the mean distance of log-probabilities, `difference_max` and
+`kl_sampler`; and `kl` to the start, in every step where it pulls, else in the first one and in those of an evaluation.
+
+Exact: problems, completions and losses are functions of the seed, the step and the weights; see `tune`. Shapes: B rows
+of packed completions, S positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+import tyro
+from torch import Tensor
+from tqdm import tqdm
+
+from .environments import Environment, Problem, Scorer, environment_of, problem
+from .examples import Example
+from .expert import Draw
+from .log import require_finite
+from .model import Transformer
+from .packing import IGNORED, Rows, pack
+from .sample import Completion, Sampler, log_probabilities
+from .sampling import Sampling
+from .tune import TuneConfig, Tuned, Tuning, begin, tune
+
+PROGRAM = "fourbit rl"
+_HELD_OUT = 1 << 31  # number of the first problem that is never learned from
+
+
+@dataclass(frozen=True)
+class RlConfig(TuneConfig):
+    """Improve a model by rewards that can be checked, from `init`; the same command in the same folder resumes."""
+
+    environment: str = "arithmetic"
+    """What is asked: arithmetic, countdown, reversal, or the import path module:function of another one."""
+    prompts: int = 8
+    """Problems a step."""
+    group: int = 32
+    """Completions of each problem, two or more."""
+    tokens: int = 16
+    """Tokens of a completion, at most."""
+    updates: int = 1
+    """Optimizer steps with the completions of a step."""
+    clip_ratio: float = 0.2
+    """How far the probability of a token may move from the sampler's, as a share, before it is no longer pushed."""
+    kl_weight: float = 0.0
+    """Pull towards the model that the run began with."""
+    steps: int = 600
+    """Steps of the whole run."""
+    lr: float = 5e-4
+    """Peak learning rate."""
+    weight_decay: float = 0.0
+    """AdamW's decay, on weights of two or more dimensions."""
+    eval_problems: int = 100
+    """Problems of each held-out evaluation, the same ones each time, answered greedily."""
+
+
+def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
+    """Run `fourbit rl` with `argv`; return the exit code 0, or raise as `rl` does."""
+    config = tyro.cli(RlConfig, args=argv, prog=PROGRAM)
+    done = rl(config, operations(config.ops, config.device), f"{PROGRAM} {shlex.join(argv)}")
+    rewards = [record["reward"] for record in done.records]
+    few = max(1, len(rewards) // 20)
+    said = "was finished already" if done.resumed_from == config.steps else "done"
+    print(
+        f"rl in {done.folder} {said}: {config.steps} steps, reward {sum(rewards[:few]) / few:.3f} in the first {few}, "
+        f"{sum(rewards[-few:]) / few:.3f} in the last {few}, held out {done.records[-1]['heldout_reward']:.3f} greedily"
+    )
+    return 0
+
+
+def rl(
+    config: RlConfig,
+    ops: ModuleType,
+    command: str | None = None,
+    on_progress: Callable[[dict[str, Any]], None] | None = None,
+) -> Tuned:
+    """Learn, or resume.
+
+    Raises:
+        ValueError: a bad argument, environment or run folder, of which nothing was written; a prompt that is too long.
+        TrainingStopped, OSError: as `train`.
+    """
+    _check(config)
+    environment = environment_of(config.environment)
+    start = begin(config, ops, config.grain)
+    own = ("prompts", "group", "tokens", "updates", "clip_ratio", "kl_weight", "eval_problems")
+    tuned = {"stage": "rl", "environment": config.environment} | {name: getattr(config, name) for name in own}
+    # what the environment does is not known, its first problem tells it from others
+    first = problem(environment, config.seed, 0).prompt
+    data = {"digest": f"{config.environment}: {first}", "description": f"environment {config.environment}"}
+    # before a checkpoint is loaded; modules cannot be copied
+    reference = copy.deepcopy(start.model, {id(ops): ops}).requires_grad_(False).eval()
+
+    def make(tuning: Tuning) -> Rl:
+        return Rl(tuning, config, environment, Sampler(start.model), reference, Scorer(_show))
+
+    return tune(start, tuned, data, make, command, on_progress, config.updates)
+
+
+def _check(c: RlConfig) -> None:
+    for name, good, remedy in (
+        (
+            "init",
+            c.init is not None,
+            "name the run folder of a model that is sometimes right, such as one of fourbit sft",
+        ),
+        ("prompts", c.prompts >= 1, "use 1 or more"),
+        ("group", c.group >= 2, "use 2 or more: completions are compared with each other"),
+        ("tokens", c.tokens >= 1, "use 1 or more"),
+        ("updates", c.updates >= 1, "use 1 or more"),
+        ("clip_ratio", 0 < c.clip_ratio < 1, "use a share between 0 and 1"),
+        ("kl_weight", 0 <= c.kl_weight < 1e6, "use 0 or more"),
+        ("eval_problems", c.eval_problems >= 1, "use 1 or more"),
+        ("steps", c.steps * c.prompts * c.group < 2**31, "there are numbers for 2^31 completions"),
+    ):
+        if not good:
+            raise ValueError(f"{name} {getattr(c, name)} cannot be used; {remedy}")
+
+
+def _show(text: str) -> None:
+    tqdm.write(text, file=sys.stderr)
+
+
+@dataclass(frozen=True, eq=False)
+class Rollouts:
+    """Packed completions, equal ones of a problem once, those that teach first: `rows`, and beside each token to be
+    learned the sampler's log probability of it, the advantage, and how often it was drawn, float32 (N, S). `taught`:
+    rows that hold a completion that teaches."""
+
+    rows: Rows
+    old: Tensor
+    advantages: Tensor
+    times: Tensor
+    taught: int
+
+    def part(self, first: int, last: int, device: str) -> tuple[Tensor, ...]:
+        """Of some rows, on the device: tokens, targets, segments, old, advantages, times."""
+        r = self.rows
+        found = r.tokens, r.targets, r.segments, self.old, self.advantages, self.times
+        return tuple(t[first:last].to(device) for t in found)
+
+
+@dataclass(frozen=True, eq=False)
+class Rl:
+    """The stage, see `tune.Stage`. `reference`: the model that the run began with."""
+
+    tuning: Tuning
+    config: RlConfig
+    environment: Environment
+    sampler: Sampler
+    reference: Transformer
+    scorer: Scorer
+
+    def advance(self, step: int) -> dict[str, Any]:
+        c, failures = self.config, self.scorer.failures
+        asked = [problem(self.environment, c.seed, (step - 1) * c.prompts + i) for i in range(c.prompts)]
+        asked = [each for each in asked for _ in range(c.group)]
+        first = (step - 1) * len(asked)
+        done = self._complete(asked, Sampling(1.0, 1.0, c.seed), range(first, first + len(asked)))
+        rewards = torch.tensor([self._score(each, found) for each, found in zip(asked, done, strict=True)])
+        advantages = group_advantages(rewards.view(c.prompts, c.group)).flatten()
+        rollouts = self._packed(asked, done, advantages)
+        record: dict[str, Any] = {
+            "reward": rewards.mean().item(),
+            "length": sum(len(found.tokens) for found in done) / len(done),
+            "ended": sum(found.ended for found in done) / len(done),
+            "failures": self.scorer.failures - failures,
+            "groups_taught": int((advantages.view(c.prompts, c.group) != 0).any(1).sum()) / c.prompts,
+        }
+        for update in range(c.updates):
+            found = self._update(rollouts, step, update)
+            record = {**found, **record}  # the first update's: of the weights that the sampler had
+        self.sampler.refresh()
+        return record
+
+    @torch.no_grad()
+    def evaluate(self, step: int) -> dict[str, Any]:
+        """heldout_reward: the mean, of problems that are the same each time, answered greedily."""
+        count, failures = self.config.eval_problems, self.scorer.failures
+        asked = [problem(self.environment, self.config.seed, _HELD_OUT + i) for i in range(count)]
+        done = self._complete(asked, Sampling(0.0, 1.0, self.config.seed), range(count))
+        scores = [self._score(each, found) for each, found in zip(asked, done, strict=True)]
+        return {"heldout_reward": sum(scores) / count, "heldout_failures": self.scorer.failures - failures}
+
+    def _complete(self, asked: list[Problem], sampling: Sampling, numbers: range) -> list[Completion]:
+        codec, sequence = self.tuning.start.codec, self.tuning.start.config.model.sequence
+        prompts = [list(codec.encode(each.prompt)) for each in asked]
+        for each, prompt in zip(asked, prompts, strict=True):
+            if not 1 <= len(prompt) <= sequence:
+                raise ValueError(
+                    f"environment {self.config.environment!r} asks {each.prompt[:40]!r} with {len(prompt)} tokens, and "
+                    f"the model sees {sequence}; ask in 1 to {sequence} tokens"
+                )
+        return self.sampler.sample(prompts, self.config.tokens, sampling, codec.end, numbers=numbers)
+
+    def _score(self, asked: Problem, found: Completion) -> float:
+        return self.scorer(asked, self.tuning.start.codec.decode(found.tokens))
+
+    def _packed(self, asked: list[Problem], done: list[Completion], advantages: Tensor) -> Rollouts:
+        """Completions in rows. Equal ones of a problem, of equal rewards, pass through the model once."""
+        codec, sequence = self.tuning.start.codec, self.tuning.start.config.model.sequence
+        same: dict[tuple[float, ...], list[int]] = {}
+        for i, found in enumerate(done):
+            same.setdefault((i // self.config.group, advantages[i].item(), *found.tokens), []).append(i)
+        drawn = {those[0]: len(those) for those in same.values()}
+        order = sorted(drawn, key=lambda i: advantages[i].item() == 0)
+        texts = []
+        for i in order:
+            before, after = codec.encode(asked[i].prompt), done[i].tokens
+            texts.append(Example((*before, *after), (False,) * len(before) + (True,) * len(after)))
+        rows = pack(texts, sequence)
+        old, advantage, times = (torch.zeros(rows.tokens.shape) for _ in range(3))
+        taught = 0
+        for i, text, (row, column) in zip(order, texts, rows.places, strict=True):
+            last = column + len(text.tokens) - 1
+            at = row, slice(last - len(done[i].tokens), last)
+            old[at], advantage[at], times[at] = torch.tensor(done[i].logprobs), advantages[i], drawn[i]
+            taught = row + 1 if advantages[i] != 0 else taught
+        return Rollouts(rows, old, advantage, times, taught)
+
+    def _update(self, rollouts: Rollouts, step: int, update: int) -> dict[str, Any]:
+        """One optimizer step, if anything teaches. What the log says is a mean over tokens."""
+        c, grain = self.config, self.config.grain
+        count = int(rollouts.times.sum())
+        compared = c.kl_weight > 0 or step % c.eval_every == 0 or step in (1, c.steps)
+        sums: dict[str, float] = {}
+        largest = 0.0
+        for i, first in enumerate(range(0, len(rollouts.rows), grain)):
+            pulled = c.kl_weight > 0 or first < rollouts.taught
+            part = rollouts.part(first, first + grain, c.device)
+            draw = Draw(c.seed, (step - 1) * c.updates + update + 1, i)
+            with torch.set_grad_enabled(pulled):
+                loss, balance, found, difference = self._losses(part, draw, compared)
+            share = len(part[0]) / len(rollouts.rows)
+            require_finite(c.out, step, "loss", (loss + balance).item())
+            if pulled:
+                (loss / torch.full((), count, dtype=torch.float32, device=loss.device) + balance * share).backward()
+            sums = {name: sums.get(name, 0.0) + value for name, value in found.items()}
+            largest = max(largest, difference)
+        moved = rollouts.taught > 0 or c.kl_weight > 0
+        said = self.tuning.update(step, (step - 1) * c.updates + update + 1) if moved else {"lr": 0.0, "grad_norm": 0.0}
+        return {name: value / count for name, value in sums.items()} | {"difference_max": largest} | said
+
+    def _losses(
+        self, part: tuple[Tensor, ...], draw: Draw, compared: bool
+    ) -> tuple[Tensor, Tensor, dict[str, float], float]:
+        """(loss, summed over tokens; balance; sums for the log; largest difference of sampler and trainer)."""
+        tokens, targets, segments, old_BS, advantages_BS, times_BS = part
+        learned = targets != IGNORED
+        logits_BSV, balance = self.tuning.start.model.logits(tokens, draw, 1, segments)
+        exactly = self.tuning.start.config.parity
+        logs_NV = log_probabilities(logits_BSV[learned], exactly)
+        at, old, times = targets[learned][:, None], old_BS[learned], times_BS[learned]
+        new = logs_NV.gather(1, at)[:, 0]
+        apart = new.detach() - old
+        surrogate, clipped = clipped_surrogate(new, old, advantages_BS[learned], self.config.clip_ratio)
+        loss = -(times * surrogate).sum()
+        sums = {
+            "loss": 0.0,
+            "entropy": -(times[:, None] * logs_NV.detach().exp() * logs_NV.detach()).sum().item(),
+            "clipped": (times * clipped).sum().item(),
+            # of sampler and trainer, which have the same weights in a step's first update
+            "difference": (times * apart.abs()).sum().item(),
+            "kl_sampler": (times * deviation(apart)).sum().item(),
+        }
+        if compared:
+            with torch.no_grad():
+                start_BSV, _ = self.reference.logits(tokens, draw, 1, segments)
+                start = log_probabilities(start_BSV[learned], exactly).gather(1, at)[:, 0]
+            pull = (times * deviation(start - new)).sum()
+            loss, sums["kl"] = loss + self.config.kl_weight * pull, pull.item()
+        sums["loss"] = loss.item()
+        return loss, balance, sums, apart.abs().max().item() if len(apart) else 0.0
+
+
+def group_advantages(rewards_PG: Tensor) -> Tensor:
+    """(reward - mean) / (deviation + 1e-6) within each row; zeros where all are equal. float32 (P, G)."""
+    centred = rewards_PG - rewards_PG.mean(1, keepdim=True)
+    equal = (rewards_PG == rewards_PG[:, :1]).all(1, keepdim=True)  # where the mean may be an ulp off
+    return torch.where(equal, torch.zeros_like(centred), centred / (rewards_PG.std(1, keepdim=True) + 1e-6))
+
+
+def clipped_surrogate(new: Tensor, old: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """(min(r A, clip(r) A), whether the second is the smaller one), (N,) each, of log-probabilities (N,)."""
+    ratio = (new - old).exp()
+    plain, limited = ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages
+    return torch.minimum(plain, limited), (limited < plain).detach()
+
+
+def deviation(d: Tensor) -> Tensor:
+    """exp(d) - 1 - d >= 0, whose mean over draws of q is KL(q || p) where d = log p - log q."""
+    return d.expm1() - d
