@@ -8,11 +8,13 @@ A checkpoint is `checkpoint-<step>.safetensors`: named tensors, bits kept exactl
 Nothing is pickled. POSIX only: a folder is flushed through a descriptor.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,16 @@ _NAME = re.compile(r"checkpoint-(\d{8,})(\.safetensors)?")  # a folder is of sev
 _TEMPORARY = (".", ".tmp")  # prefix and suffix of unfinished files
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An error of the disk inside says which file it was in, which a full one does not by itself."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def write_atomic(path: Path, contents: bytes) -> None:
     """Replace `path` by `contents`, atomically and durably.
 
@@ -40,15 +52,13 @@ def write_atomic(path: Path, contents: bytes) -> None:
     """
     temporary = path.with_name(f"{_TEMPORARY[0]}{path.name}.{os.getpid()}{_TEMPORARY[1]}")
     try:
-        with open(temporary, "wb") as file:
+        with naming(path), open(temporary, "wb") as file:
             file.write(contents)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException as error:
+    except BaseException:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # a full disk does not say where it is full
         raise
     flush_folder(path.parent)
 

@@ -203,6 +203,7 @@ def _rules(c: TrainConfig) -> list[tuple[str, bool, str]]:
         ("steps", c.steps >= 1, "use 1 or more"),
         ("grain", c.grain >= 1, "use 1 or more"),
         ("batch", c.batch >= 1 and c.batch % max(1, c.grain) == 0, f"use a multiple of grain {c.grain}"),
+        ("batch", c.batch <= _LARGEST_SIZE, f"use at most {_LARGEST_SIZE}"),  # numpy refuses more in words of its own
         (
             "micro_batch",
             c.micro_batch is None

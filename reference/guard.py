@@ -117,7 +117,8 @@ class Guard:
         for name, value in deviation.items():
             if limit is not None and value > limit:
                 reason = f"{name} {value:.4g} is above raise_loss {limit:g}"
-                found |= dict.fromkeys(range(len(self._schedule.start)), reason)
+                model = self._config.model
+                found |= dict.fromkeys(range(model.dense_layers, model.depth), reason)  # those with experts
         for key, value in numbers.items():
             layer, role, measure = key.split(".")
             field = "raise_output" if role in ("output", "shared_output") else _FIELDS.get(measure)

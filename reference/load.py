@@ -24,6 +24,7 @@ from .log import read_log
 from .model import ModelConfig, Transformer
 from .presets import preset
 from .schedule import schedule
+from .stopping import model_in_memory
 
 TUNED = "tuned"  # what config.json of a run has besides that went on from another one: see `tune`
 # what config.json has besides the fields of a configuration, or in another form: none of it decides what a model is
@@ -72,13 +73,14 @@ def load_run(folder: Path, ops: ModuleType = emulated, device: str = "cpu", step
         raise ValueError(f"run {str(folder)!r} has {missing}; {_others(folder)}")
     tensors, meta = checkpoint_folder.load(path)
     layers = schedule(config)
-    model = Transformer(config.model, preset(config.preset), ops, config.seed, config.accumulator)
-    model.follow(layers.at(meta["step"], _raised(folder, config, meta["step"])))
-    if config.parity:
-        model.keep_parity()
-    model.load_state_dict(checkpoint.model_weights(tensors, model))
-    model.requires_grad_(False).eval()
-    return Loaded(config, model.to(device), meta["step"], meta["corpus"], _alphabet(folder, config))
+    with model_in_memory(config.model):
+        model = Transformer(config.model, preset(config.preset), ops, config.seed, config.accumulator)
+        model.follow(layers.at(meta["step"], _raised(folder, config, meta["step"])))
+        if config.parity:
+            model.keep_parity()
+        model.load_state_dict(checkpoint.model_weights(tensors, model))
+        model.requires_grad_(False).eval().to(device)
+    return Loaded(config, model, meta["step"], meta["corpus"], _alphabet(folder, config))
 
 
 def read_config(folder: Path) -> TrainConfig:

@@ -1,4 +1,4 @@
-"""What a run says about itself: that its numbers are finite, its log and its environment; and the folder for these.
+"""What a run says about itself, its log and its environment; and the folder for these.
 
 The log is the one file of a run that grows. It has one JSON line per step, is flushed before each checkpoint, and is
 cut back to the checkpoint's step on resume: every step has exactly one line, however often the run was killed. Its
@@ -22,31 +22,7 @@ import torch
 
 from . import checkpoint
 
-
-class TrainingStopped(RuntimeError):
-    """The run cannot go on: a loss, a gradient or a weight is NaN or infinite. The message is one sentence."""
-
-
-def require_finite(folder: Path, step: int, name: str, value: float) -> None:
-    """Check one number of a step.
-
-    Args:
-        folder: the run folder, whose last checkpoint the message names.
-        step: the step that the number belongs to.
-        name: what the number is, for example "loss".
-        value: the number.
-
-    Raises:
-        TrainingStopped: it is NaN or infinite.
-    """
-    if math.isfinite(value):
-        return
-    last = checkpoint.latest(folder)
-    kept = f"the last good checkpoint is {last}" if last else "no checkpoint had been written"
-    raise TrainingStopped(
-        f"training stopped at step {step}: the {name} is {value}; {kept}; try a lower lr or a longer "
-        "warmup in another run folder"
-    )
+_EVALUATION = ("heldout_ce", "heldout_bits_per_byte")  # what an evaluation adds to a step's line
 
 
 def require_run_folder(folder: Path, identity: dict[str, Any]) -> None:
@@ -115,7 +91,8 @@ class Log:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        with checkpoint.naming(self._path):  # what a full disk has refused it refuses once more
+            self._file.close()
 
     def cut(self, step: int) -> None:
         """Keep the lines of steps 1 to `step` and drop what follows, an unfinished line included.
@@ -131,24 +108,29 @@ class Log:
                     f"log {str(self._path)!r} lacks the line of step {number}, which its checkpoint "
                     "counts; start again in another run folder"
                 )
-        self._file.truncate(sum(len(line) + 1 for line in lines[:step]))
+        with checkpoint.naming(self._path):
+            self._file.truncate(sum(len(line) + 1 for line in lines[:step]))
         self.sync()
 
     def append(self, record: dict[str, Any]) -> None:
         """Add one line; it survives a kill of this process at once, and a power cut after `sync`."""
-        self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
-        self._file.flush()
+        line = json.dumps(record, allow_nan=False).encode() + b"\n"
+        with checkpoint.naming(self._path):
+            self._file.write(line)
+            self._file.flush()
 
     def sync(self) -> None:
         """Force the lines to the disk."""
-        os.fsync(self._file.fileno())
+        with checkpoint.naming(self._path):
+            os.fsync(self._file.fileno())
 
 
 def read_log(path: Path, *numbers: str) -> list[dict[str, Any]]:
     """Read the records of a log, one per step, in order; an unfinished last line is left out.
 
     Raises:
-        ValueError: there is no such log, or a line is damaged or lacks one of the finite `numbers`.
+        ValueError: there is no such log, or a line is damaged, lacks one of the finite `numbers`, or one of those of
+            an evaluation where it has another.
     """
     if not path.is_file():
         raise ValueError(f"log {str(path)!r} does not exist; name the folder of a run")
@@ -159,7 +141,8 @@ def read_log(path: Path, *numbers: str) -> list[dict[str, Any]]:
                 f"log {str(path)!r} is damaged at line {number}; resume the run to cut it back to its checkpoint"
             )
         record = json.loads(line)
-        for name in numbers:
+        evaluated = _EVALUATION if any(name in record for name in _EVALUATION) else ()
+        for name in (*numbers, *evaluated):
             value = record.get(name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise ValueError(
@@ -217,7 +200,7 @@ def record_environment(
         command: that runs it, as a shell takes it; what it does again is told besides.
 
     Raises:
-        OSError: the disk refuses.
+        ValueError: there is a damaged meta.json. OSError: the disk refuses.
     """
     path, now = folder / "meta.json", environment(device)
     said = {} if command is None else {"command": command}
@@ -226,7 +209,9 @@ def record_environment(
         checkpoint.write_json(path, {**about, **said, **again, "environment": now, "resumed": []})
         return
     meta = checkpoint.read_json(path, "environment", "resumed")
-    entries = [meta, *meta["resumed"]]
+    entries = [meta, *meta["resumed"]] if isinstance(meta["resumed"], list) else [None]
+    if not all(isinstance(entry, dict) and isinstance(entry.get("environment"), dict) for entry in entries):
+        raise ValueError(f"{str(path)!r} is damaged: environment or resumed is of another kind; restore it")
     last = entries[-1]["environment"]
     changes = ", ".join(f"{name} {last.get(name)} -> {now[name]}" for name in now if now[name] != last.get(name))
     if changes:

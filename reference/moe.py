@@ -2,8 +2,8 @@
 
     out = experts(x) + shared(x);  with a convolution  out_t + sum_j c_j out_(t - j), channel by channel
 
-Grains are routed and computed one by one. Shapes: B sequences, S positions, T = B S tokens, D width, E experts, K per
-token.
+Grains are routed and computed one by one; the routed experts may live on several ranks, see `parallel_experts`.
+Shapes: B sequences, S positions, T = B S tokens, D width, E experts, K per token.
 """
 
 from __future__ import annotations

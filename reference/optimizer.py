@@ -41,10 +41,12 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
 
 def adamw(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """Make AdamW over the FP32 master weights; weights of two or more dimensions decay."""
-    named = _masters(model)
+    kinds: dict[tuple[bool, bool], list[tuple[str, nn.Parameter]]] = {(True, False): [], (False, False): []}
+    for name, weight in _masters(model):  # a GPU takes a group at once, which sharded and whole weights cannot share
+        kinds.setdefault((weight.ndim >= 2, hasattr(weight, "device_mesh")), []).append((name, weight))
     groups = [
-        {"params": [(name, weight) for name, weight in named if weight.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [(name, weight) for name, weight in named if weight.ndim < 2], "weight_decay": 0.0},
+        {"params": named, "weight_decay": config.weight_decay if matrix else 0.0}
+        for (matrix, _), named in kinds.items()
     ]
     betas = (config.beta1, config.beta2)
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=config.lr, betas=betas)

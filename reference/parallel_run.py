@@ -1,7 +1,14 @@
-"""A training run on several ranks: each passes its own grains, and every sum over grains is in their order.
+"""A training run on several ranks: each passes its own grains, and rank 0 writes the log and what is shown.
 
-In pass p rank r of N takes grain p N + r of the batch, or as many grains in a row as `micro_batch` says. Rank 0 alone
-writes the log and what is shown.
+In pass p rank r of N takes grain p N + r of the batch; without `deterministic` r takes the piece p N + r, of as many
+grains as `micro_batch` says. Losses of a pass are told to all before its backward, and added in the order of grains.
+
+    deterministic    the dense part is on every rank, gradients are added in the order of grains: see `ordered`
+    else             the dense part and its optimizer's state are sharded, gradients are FSDP's sums: see `fsdp`
+
+With ep > 1 a rank has its experts alone: see `parallel_experts`. Evaluations take grain after grain in either case.
+Checkpoints of several ranks are folders, see `checkpoint_folder`; any number of ranks goes on from them, if all of them
+see the run folder.
 """
 
 from __future__ import annotations

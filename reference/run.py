@@ -24,13 +24,14 @@ from .data import Corpus, batch, epoch_batch, heldout_batch
 from .expert import Draw
 from .guard import Guard
 from .learning_rate import learning_rate
-from .log import Log, read_log, record_environment, require_finite
+from .log import Log, read_log, record_environment
 from .model import Losses
 from .monitor import Observer, Part, due, observing
 from .oscillation import Oscillation
 from .router import rebalance
 from .saved import counting, recording
 from .schedule import Schedule
+from .stopping import require_finite
 
 Pass = tuple[int, torch.Tensor, torch.Tensor]
 

@@ -42,13 +42,18 @@ def schedule(config: TrainConfig) -> Schedule:
     """The schedule of a run.
 
     Raises:
-        ValueError: a layer that does not exist, an unknown preset, widths that do not fit one of them, a switch whose
-            halves contradict each other, a recipe that cannot have the parity that is asked for.
+        ValueError: a layer that does not exist or has no experts, an unknown preset, widths that do not fit one of
+            them, a switch whose halves contradict each other, a recipe that cannot have the parity that is asked for.
     """
-    main, depth = preset(config.preset), config.model.depth
+    main, depth, dense = preset(config.preset), config.model.depth, config.model.dense_layers
     for layer in config.layer_presets:
         if not 0 <= layer < depth:
             raise ValueError(f"layer_presets names layer {layer}: model.depth is {depth}; use layers 0 to {depth - 1}")
+        if layer < dense:
+            raise ValueError(
+                f"layer_presets names layer {layer}, which has no experts: model.dense_layers is {dense}; use layers "
+                f"{dense} to {depth - 1}"
+            )
     start = list(_layers(main, depth))
     for layer, name in config.layer_presets.items():
         recipe = _named("layer_presets", name)

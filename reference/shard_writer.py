@@ -10,23 +10,14 @@ digest, and encodes only what follows. A file is written beside, flushed to the 
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from .checkpoint import naming
 from .shards import Shard, sampled_digest
 from .text import Document
 from .tokenization import BATCH, Encoder
-
-
-@contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """An error of the disk says which file it was in, which a full one does not by itself."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
 
 
 class PartWriter:
@@ -102,7 +93,7 @@ class PartWriter:
             self._file = open(self._temporary, "wb")
         for tokens in self._encoder.encode(self._waiting):
             contents = tokens.tobytes()
-            with _named(self._temporary):
+            with naming(self._temporary):
                 self._file.write(contents)
             self._digest.update(contents)
             self._tokens += len(tokens)
@@ -121,7 +112,7 @@ class PartWriter:
     def _keep(self) -> None:
         file = self._file
         assert file is not None
-        with _named(self._temporary):
+        with naming(self._temporary):
             file.flush()
             os.fsync(file.fileno())
             file.close()

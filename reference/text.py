@@ -2,9 +2,9 @@
 
 A text file is one document, named by its path below the folder, glob or file that was asked for. A file that ends in
 .jsonl or .ndjson has one document in each line that is not blank, a JSON object with the text in one field; a .parquet
-file one in each row of a column, read through pyarrow if that is installed. These are named "path:number", counted from
-1. Files come in the order of their names, empty documents are skipped. Text holds no NUL, which tells binary files and
-leaves byte 0 free to end a document.
+file one in each row of a column, read through pyarrow if that is installed; endings in any case. These are named
+"path:number", counted from 1. Files come in the order of their names, empty documents are skipped. Text holds no NUL,
+which tells binary files and leaves byte 0 free to end a document.
 
 Held out: a document is when the first 8 bytes of the sha256 of its name are a multiple of 13, one in 13. The name
 decides, not the position in the list: adding a file moves no other. A single document is split by position and its last
@@ -68,9 +68,9 @@ class Source:
             ValueError: a binary or unreadable file, or a record without text; names the file, the line and the remedy.
         """
         for name, path in self.files:
-            if path.suffix in LINES:
+            if path.suffix.lower() in LINES:
                 yield from _lines(name, path, self.field, advance)
-            elif path.suffix == PARQUET:
+            elif path.suffix.lower() == PARQUET:
                 yield from _rows(name, path, self.field, advance)
             else:
                 if text := read_file(path):
@@ -80,7 +80,7 @@ class Source:
 
 def is_records(path: Path) -> bool:
     """Whether a file of this name holds documents with fields."""
-    return path.suffix in (*LINES, PARQUET)
+    return path.suffix.lower() in (*LINES, PARQUET)
 
 
 def find(data: str | None, field: str = "text") -> Source:
@@ -176,11 +176,13 @@ def _lines(name: str, path: Path, field: str, advance: Advance) -> Iterator[Docu
 def _text_of_line(path: Path, number: int, line: bytes, field: str) -> bytes:
     where = f"data: file {str(path)!r}, line {number},"
     try:
-        record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        record = json.loads(line.rstrip().decode("utf-8-sig" if number == 1 else "utf-8"))
     except RecursionError:
         raise ValueError(f"{where} is nested too deep; correct the line or leave it out") from None
     except ValueError as error:  # of JSON and of UTF-8
-        raise ValueError(f"{where} is not JSON ({error}); correct the line or leave it out") from None
+        # JSON's own words count lines too, of this one line
+        told = f"{error.msg}, column {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else error
+        raise ValueError(f"{where} is not JSON ({told}); correct the line or leave it out") from None
     if not isinstance(record, dict):
         raise ValueError(
             f"{where} holds a {type(record).__name__}, not an object; write one object with the field {field!r} a line"

@@ -43,7 +43,7 @@ class Job:
 
 
 def resumed(folder: Path, job: dict[str, Any]) -> Job:
-    """What an interrupted run of this job has finished; a new one is noted.
+    """What an interrupted run of this job has finished; a new one is noted, also where another has finished nothing.
 
     Raises:
         ValueError: the folder holds another job, something else, or a damaged note.
@@ -54,14 +54,16 @@ def resumed(folder: Path, job: dict[str, Any]) -> Job:
             raise ValueError(f"out {str(folder)!r} holds files but no shards; name an empty or a new folder")
         Job(folder, job).save()
     found = read_json(path, "job", "shards", "lossless")
-    if isinstance(found["job"], dict) and found["job"] != job:
-        raise other_job(folder, found["job"], job)
     try:
         shards = {part: [Shard(**entry) for entry in found["shards"][part]] for part in PARTS}
     except (KeyError, TypeError, ValueError):
         shards = {}
-    if not shards or found["job"] != job or type(found["lossless"]) is not bool:
+    if not shards or not isinstance(found["job"], dict) or type(found["lossless"]) is not bool:
         raise ValueError(f"{str(path)!r} is damaged; restore it, or name another --out")
+    if found["job"] != job:
+        if any(shards.values()) or (folder / TOKENIZER).exists():
+            raise other_job(folder, found["job"], job)
+        Job(folder, job).save()  # nothing is finished, such as after a mistake in the text: another job may begin
     return Job(folder, job, shards, found["lossless"], found.get("tokenizer"))
 
 

@@ -15,6 +15,8 @@ optimizer, the step, and what an open window of `oscillation` has measured; noth
 corpus, versions and device give equal bits, killed and resumed or not; threads are pinned and torch's deterministic
 algorithms are on while the loop runs.
 
+Processes that torchrun starts are ranks of one run, see `parallel_run`; under `deterministic` it has the bits of one.
+
 A run folder holds config.json (what decides the bits), meta.json (versions, corpus, device, commit), log.jsonl (one
 line per step) and the last two checkpoints. Rerunning the same configuration in its folder continues it.
 
@@ -30,7 +32,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
 from tqdm import tqdm
 
 from .board import Board, require_tensorboard
@@ -39,7 +40,7 @@ from .command_line import command_of, exact, parse
 from .config import THRESHOLDS, TrainConfig, check
 from .data import Corpus, load_corpus, require_sequences, require_vocabulary
 from .guard import Guard, digest, reference_losses
-from .log import TrainingStopped, open_run, read_log, require_run_folder
+from .log import open_run, read_log, require_run_folder
 from .logbook import Logbook, require_wandb
 from .model import Transformer
 from .optimizer import make_optimizer
@@ -53,6 +54,8 @@ from .recipe import Recipe
 from .run import Run
 from .schedule import Schedule, schedule
 from .sizes import stated
+from .stopping import TrainingStopped, model_in_memory, step_in_memory
+from .trial import require_products
 from .watch import shared_fate
 
 __all__ = ["Result", "TrainConfig", "TrainingStopped", "check", "main", "require_resumable", "train"]
@@ -143,7 +146,7 @@ def train(
 
     Raises:
         ValueError: a bad argument, corpus or run folder; nothing was written.
-        TrainingStopped: a NaN or an infinity; the checkpoints before it are kept.
+        TrainingStopped: a NaN, an infinity, or too little memory for a step; the checkpoints before it are kept.
         OSError: the disk refuses.
         SystemExit: on several ranks, instead of any of these: one of them has told it.
     """
@@ -176,6 +179,7 @@ def _train(
     corpus = corpus_of(config)
     with pinned(config.threads):
         model = _build(config, recipe, layers, ops)
+        require_products(model, config, layers)
         identity = identity_of(config, ops, reference)
         if ranks is not None:
             place(model, config, layers, ranks)
@@ -222,15 +226,16 @@ def _steps(run: Run, start: int, on_progress: Callable[[dict[str, Any]], None] |
             tqdm(total=config.steps, initial=start, desc=config.preset, unit="step", disable=hidden)
         )
         for step in range(start + 1, config.steps + 1):
-            record = run.advance(step)
+            with step_in_memory(config.out, step):
+                record = run.advance(step)
             bar.set_postfix(loss=f"{record['loss']:.3f}", refresh=False)
             bar.update()
             for add in watchers:
                 add(record)
 
 
-def _build(config: TrainConfig, recipe: Recipe, layers: Schedule, ops: ModuleType) -> nn.Module:
-    try:
+def _build(config: TrainConfig, recipe: Recipe, layers: Schedule, ops: ModuleType) -> Transformer:
+    with model_in_memory(config.model):
         model = Transformer(config.model, recipe, ops, config.seed, config.accumulator, config.recompute_glu)
         model.recompute_layers = config.recompute == "layers"
         if config.layer_presets:
@@ -240,14 +245,10 @@ def _build(config: TrainConfig, recipe: Recipe, layers: Schedule, ops: ModuleTyp
         if config.parity:
             model.keep_parity()
         return model.to(config.device)
-    except (RuntimeError, MemoryError) as error:
-        if isinstance(error, MemoryError) or "memory" in str(error):
-            raise ValueError(f"model {config.model} does not fit into memory; use smaller sizes") from error
-        raise
 
 
 def _result(folder: Path, start: int, saved: int | None = None) -> Result:
-    records = read_log(folder / "log.jsonl")
+    records = read_log(folder / "log.jsonl", "loss", "seconds")
     try:
         return Result(
             steps=len(records),

@@ -8,7 +8,7 @@ that, `fourbit order` pairs seeds and gives intervals.
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,21 +45,25 @@ class Curve:
 
     name: str
     config: dict[str, Any]
-    corpus: str | None
+    corpus: str
     points: pd.DataFrame
     seconds: float
 
 
 def read_run(folder: Path) -> Curve:
-    """Raises ValueError for a folder that holds no run, or one that has not been evaluated."""
+    """Raises ValueError for a folder that holds no run, a damaged one, or one that has not been evaluated."""
     config = read_json_of(folder / "config.json", "preset", "steps")
+    corpus = read_json_of(folder / "meta.json", "corpus")["corpus"]
+    for name, kind, value in (("config", str, config["preset"]), ("meta", dict, corpus)):
+        if not isinstance(value, kind):
+            raise ValueError(f"run {str(folder)!r} has a damaged {name}.json: it holds {value!r}; restore it")
     records = read_log(folder / "log.jsonl", "loss", "seconds", "tokens")
     rows = [record for record in records if "heldout_ce" in record]
     if not rows:
         raise ValueError(f"run {str(folder)!r} has no held-out loss yet; let it train to its first evaluation")
     points = pd.DataFrame(rows)[["step", "tokens", "heldout_ce", "heldout_bits_per_byte"]]
-    corpus = read_json_of(folder / "meta.json").get("corpus", {}).get("digest")
-    return Curve(config["preset"], config, corpus, points, statistics.median(r["seconds"] for r in records))
+    seconds = statistics.median(record["seconds"] for record in records)
+    return Curve(config["preset"], config, str(corpus.get("digest")), points, seconds)
 
 
 def read_json_of(path: Path, *entries: str) -> dict[str, Any]:
@@ -76,14 +80,16 @@ def gather(folders: tuple[Path, ...]) -> list[Curve]:
     that all have."""
     if not folders:
         raise ValueError("runs is empty; name one run folder or more")
+    places = [folder.resolve() for folder in folders]
+    if twice := [folder for folder, place in zip(folders, places, strict=True) if places.count(place) > 1]:
+        raise ValueError(f"runs names {str(twice[-1])!r} more than once; name every run once")
     curves = [read_run(folder) for folder in folders]
     if len({curve.corpus for curve in curves}) > 1:
         raise ValueError("runs were trained on different corpora; their losses cannot be compared")
-    if len({curve.name for curve in curves}) < len(curves):
-        curves = [
-            Curve(folder.name, c.config, c.corpus, c.points, c.seconds)
-            for folder, c in zip(folders, curves, strict=True)
-        ]
+    # by recipe, else by the folder's name, else by its path
+    for names in ([place.name for place in places], list(map(str, folders))):
+        if len({curve.name for curve in curves}) < len(curves):
+            curves = [replace(curve, name=name) for curve, name in zip(curves, names, strict=True)]
     if not set.intersection(*(set(curve.points.step) for curve in curves)):
         raise ValueError("runs have no evaluated step in common; train them with the same eval_every")
     return curves
@@ -120,18 +126,19 @@ def draw(curves: list[Curve]) -> Figure:
     base = curves[0].points.set_index("step").heldout_ce
     with plots.style():
         figure, (left, right) = plots.panels(2)
+        lines, names = [], [curve.name.replace("$", r"\$") for curve in curves]  # a dollar would begin a formula
         for i, curve in enumerate(curves):
             color, dash, marker = _COLORS[i % len(_COLORS)], _DASHES[i % len(_DASHES)], _MARKERS[i % len(_MARKERS)]
             look = {"color": color, "ls": dash, "marker": marker, "mfc": "white", "ms": 3}
             points = curve.points[curve.points.step.isin(base.index)]
-            left.plot(curve.points.tokens / 1e6, curve.points.heldout_ce, label=curve.name, **look)
+            lines += left.plot(curve.points.tokens / 1e6, curve.points.heldout_ce, **look)
             right.plot(points.tokens / 1e6, points.heldout_ce.to_numpy() - base[points.step].to_numpy(), **look)
-        for axes, title in ((left, "Held-out loss"), (right, f"Gap to {curves[0].name}")):
+        for axes, title in ((left, "Held-out loss"), (right, f"Gap to {names[0]}")):
             axes.set_title(title)
             axes.set_xlabel("million tokens")
             axes.set_ylabel("nats per token")
             axes.set_xlim(left=0)
-        figure.legend(loc="outside lower center", ncols=4)
+        figure.legend(lines, names, loc="outside lower center", ncols=4)
     return figure
 
 

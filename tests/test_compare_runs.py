@@ -5,13 +5,15 @@ Oracle: losses made up here, and differences by hand.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 import fourbit
-from studies.compare_runs import differences, gather, tabulate
+from studies.compare_runs import differences, draw, gather, tabulate
+from studies.plots import render
 
 ROOT = Path(fourbit.__file__).parent
 
@@ -72,6 +74,45 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, capsys: pytest.Captu
     ):
         assert fourbit.main(["compare", *map(str, words)]) == 2
         assert says in capsys.readouterr().err
+
+
+def test_runs_are_named_apart_whatever_they_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for parent in ("one", "two"):
+        (tmp_path / parent).mkdir()
+    a, b = (_run(tmp_path / parent / "_$\\frac{$", "bf16", {6: 3.0}) for parent in ("one", "two"))
+    curves = gather((a, b))
+    assert [curve.name for curve in curves] == [str(a), str(b)]
+    svg = render(draw([replace(curve, name=curve.name[-9:]) for curve in curves]), "svg").decode()
+    assert svg.count("<!-- _$\\frac{$ -->") == 2 and "<!-- Gap to _$\\frac{$ -->" in svg
+    monkeypatch.chdir(a)
+    assert [curve.name for curve in gather((Path("."), _run(tmp_path / "c", "bf16", {6: 3.0})))] == [a.name, "c"]
+    with pytest.raises(ValueError, match=r"^runs names '\.' more than once; name every run once$"):
+        gather((a, b, Path(".")))
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("meta.json", '{"corpus": {"digest": "a"}}', '{"corpus": 3}'),
+        ("meta.json", '{"corpus": {"digest": "a"}}', "{}"),
+        ("meta.json", '"a"', "[1]"),
+        ("config.json", '"bf16"', "null"),
+        ("config.json", '"bf16"', '["bf16"]'),
+        ("log.jsonl", '"heldout_ce": 3.0', '"heldout_ce": "3"'),
+        ("log.jsonl", '"heldout_ce": 3.0', '"heldout_ce": NaN'),
+        ("log.jsonl", ', "heldout_bits_per_byte": 6.0', ""),
+        ("log.jsonl", '"seconds": 0.125', '"seconds": null'),
+    ],
+)
+def test_a_damaged_run_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, old: str, new: str
+) -> None:
+    a, b = (_run(tmp_path / name, "bf16", {6: 3.0}) for name in "ab")
+    text = (b / file).read_text()
+    assert old in text
+    (b / file).write_text(text.replace(old, new))
+    assert fourbit.main(["compare", str(a), str(b)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_what_the_readme_says_of_runs_on_a_gpu_is_what_their_records_hold() -> None:

@@ -114,6 +114,23 @@ def test_a_write_that_the_system_stops_keeps_the_checkpoint_before(tmp_path: Pat
     assert_goes_on(folder, words)
 
 
+def test_a_log_that_the_system_stops_is_named_and_cut(tmp_path: Path, words: list[str]) -> None:
+    """The log is the one file that grows: its last line breaks off, and is taken again."""
+    folder, words = tmp_path / "run", [*words, "--monitor-every=1"]  # lines that are longer than meta.json
+    with pytest.raises(KeyboardInterrupt):
+        train(parse([f"--out={folder}", *words]), ops, _interrupt_at_3)
+    lines = (folder / "log.jsonl").read_bytes().split(b"\n")
+    size = sum(len(line) + 1 for line in lines[:2]) + len(lines[2]) // 2
+    done = subprocess.run(
+        [sys.executable, "-m", "fourbit", "train", f"--out={folder}", *words],
+        **{"cwd": ROOT, "capture_output": True, "text": True, "timeout": 120},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"fourbit: error: File too large: {folder / 'log.jsonl'}; ")
+    assert_goes_on(folder, words)
+
+
 def _interrupt_at_3(record: dict[str, Any]) -> None:
     if record["step"] == 3:
         raise KeyboardInterrupt

@@ -116,6 +116,14 @@ def test_a_loss_above_the_reference_raises_every_layer(tmp_path: Path) -> None:
         train(dataclasses.replace(run, monitor_reference=moved), ops)
 
 
+def test_layers_without_experts_are_not_raised(tmp_path: Path) -> None:
+    model = dataclasses.replace(SMALL, dense_layers=2)
+    reference = write_log(tmp_path / "reference", {1: 1.0, 2: 1.0})
+    run = config(tmp_path / "run", steps=2, model=model, monitor_reference=reference, raise_loss=0.1)
+    train(run, ops)
+    assert [entry["layer"] for entry in raised(run.out)[1]] == list(range(2, DEPTH))
+
+
 def test_without_a_reference_a_loss_is_judged_by_its_own_last_ones(tmp_path: Path) -> None:
     run = config(tmp_path / "run", raise_loss=6.0)
     guard, losses = Guard(run, schedule(run)), list(3 + np.random.default_rng(0).normal(0, 0.1, 70))
@@ -268,6 +276,10 @@ REFUSED = [
     ({"layer_presets": {-1: "bf16"}}, "layer_presets names layer -1: model.depth is 6; use layers 0 to 5"),
     ({"layer_presets": {1: "fp3"}}, "layer_presets: preset='fp3' is unknown: use one of bf16, "),
     ({"layer_presets": {1: "fp8_deepseek"}}, "dim=32: blocks of 128 of recipe fp8_deepseek do not divide it; use 128"),
+    (
+        {"model": dataclasses.replace(SMALL, dense_layers=2), "layer_presets": {1: "bf16"}},
+        f"layer_presets names layer 1, which has no experts: model.dense_layers is 2; use layers 2 to {DEPTH - 1}",
+    ),
     ({"raise_error": 0.1, "raise_to": "fp3"}, "raise_to: preset='fp3' is unknown: use one of bf16, "),
     ({"raise_error": 0.1, "raise_to": "fp8_deepseek"}, "blocks of 128 of recipe fp8_deepseek do not divide it"),
     ({"raise_error": 0.1, "monitor_every": 0}, "raise_error 0.1 needs the monitor, which monitor_every 0 switches off"),

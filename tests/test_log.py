@@ -14,23 +14,13 @@ from typing import Any
 
 import pytest
 
-from reference import checkpoint
 from reference import log as run_log
-from reference.log import Log, TrainingStopped, open_run, read_log, record_environment, require_finite
+from reference.log import Log, open_run, read_log, record_environment
 
 
 def fill(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
-
-
-def test_finite_numbers_pass_and_others_stop_with_the_last_checkpoint(tmp_path: Path) -> None:
-    require_finite(tmp_path, 1, "loss", 1e300)
-    with pytest.raises(TrainingStopped, match="stopped at step 3: the loss is nan; no checkpoint had been written"):
-        require_finite(tmp_path, 3, "loss", math.nan)
-    checkpoint.checkpoint_path(tmp_path, 2).touch()
-    with pytest.raises(TrainingStopped, match=r"the norm is -inf; the last good .* is .*-00000002\.safetensors; try"):
-        require_finite(tmp_path, 3, "norm", -math.inf)
 
 
 def test_floats_read_back_to_the_same_bits(tmp_path: Path) -> None:
@@ -72,6 +62,31 @@ def test_reading_leaves_out_an_unfinished_line_and_refuses_a_damaged_one(tmp_pat
         read_log(fill(tmp_path / "b", '{"step": 1}\n{"ste\n{"step": 3}\n'))
     with pytest.raises(ValueError, match="does not exist; name the folder of a run"):
         read_log(tmp_path / "c")
+
+
+@pytest.mark.parametrize("held", ['"x"', "NaN", "null", "true", "[1]"])
+def test_an_evaluation_has_both_of_its_numbers(tmp_path: Path, held: str) -> None:
+    first, good = '{"step": 1}\n', '{"step": 2, "heldout_ce": 2, "heldout_bits_per_byte": 1.5}\n'
+    assert read_log(fill(tmp_path / "log.jsonl", first + good))[1]["heldout_ce"] == 2
+    for line in (
+        f'{{"step": 2, "heldout_ce": {held}, "heldout_bits_per_byte": 1.5}}\n',
+        f'{{"step": 2, "heldout_ce": 2, "heldout_bits_per_byte": {held}}}\n',
+        '{"step": 2, "heldout_ce": 2}\n',
+        '{"step": 2, "heldout_bits_per_byte": 2}\n',
+    ):
+        with pytest.raises(ValueError, match=r"damaged at line 2: heldout_(ce|bits_per_byte) is .*, no number"):
+            read_log(fill(tmp_path / "log.jsonl", first + line))
+
+
+@pytest.mark.parametrize(
+    "damage", [{"environment": 3}, {"resumed": 4}, {"resumed": [3]}, {"resumed": [{}]}, {"resumed": {"a": 1}}]
+)
+def test_a_damaged_environment_is_one_sentence(tmp_path: Path, damage: dict[str, Any]) -> None:
+    record_environment(tmp_path, "cpu", {}, 0)
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    fill(tmp_path / "meta.json", json.dumps(meta | damage))
+    with pytest.raises(ValueError, match=r"meta\.json' is damaged: environment or resumed is of another kind; restore"):
+        record_environment(tmp_path, "cpu", {}, 10)
 
 
 def test_a_log_has_one_writer_at_a_time(tmp_path: Path) -> None:

@@ -14,13 +14,16 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from numerics import ops
 from reference import checkpoint, checkpoint_folder
 from reference import train as trainer
 from reference.config import TrainConfig, check
+from reference.optimizer import adamw
 from reference.parallel_run import ParallelRun, parallel
 from reference.ranks import DIMS, Ranks
 from reference.train import train
@@ -151,3 +154,26 @@ def _state(folder: Path) -> dict[str, torch.Tensor]:
     path = checkpoint.latest(folder)
     assert path is not None
     return checkpoint_folder.load(path)[0]
+
+
+def test_weights_that_are_sharded_and_weights_that_are_whole_are_stepped_apart() -> None:
+    """A GPU takes a group of weights at once, which torch refuses for a mix; `foreach` does so on a CPU. Beside the
+    same step of whole weights, bit for bit."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        models = [nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(2)]
+        models[1].load_state_dict(models[0].state_dict())
+        fully_shard(models[1][0], mesh=mesh)
+        for model in models:
+            optimizer = adamw(model, TrainConfig(Path("unused")))
+            for group in optimizer.param_groups:
+                group["foreach"] = True
+            model(torch.linspace(-1, 1, 8)[None]).sum().backward()
+            optimizer.step()
+        whole, sharded = (dict(model.named_parameters()) for model in models)
+        for name, weight in whole.items():
+            own = sharded[name]
+            assert torch.equal(own.full_tensor() if hasattr(own, "full_tensor") else own, weight)
+    finally:
+        dist.destroy_process_group()

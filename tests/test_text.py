@@ -48,6 +48,15 @@ def test_blank_lines_count_and_empty_documents_do_not(tmp_path: Path) -> None:
     assert list(find(str(path)).documents()) == [("a.jsonl:1", b"one"), ("a.jsonl:5", b"five")]
 
 
+def test_endings_count_in_any_case(tmp_path: Path) -> None:
+    texts = documents(60)
+    path = json_lines(tmp_path / "A.JSONL", texts)
+    check(load_corpus(str(path)), sides(path, texts))
+    (tmp_path / "b.Parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"b\.Parquet' (cannot be read as parquet|is parquet, which needs pyarrow)"):
+        load_corpus(str(tmp_path / "b.Parquet"))
+
+
 def test_a_single_record_is_split_by_position(tmp_path: Path) -> None:
     path = json_lines(tmp_path / "a.jsonl", ["x" * 20 + "y" * 6])
     check(load_corpus(str(path)), {"train": [b"x" * 20 + b"y" * 4], "heldout": [b"yy"]})
@@ -92,10 +101,10 @@ def test_few_documents_fill_both_sides(names: list[str]) -> None:
 
 # what is in line 3 of a file, and what is said of it
 BAD_LINES = [
-    (b'{"text": "x"', r"is not JSON \(Expecting ',' delimiter.*\); correct the line"),
-    (b"text", r"is not JSON \(Expecting value.*\); correct the line or leave it out"),
+    (b'{"text": "x"', r"is not JSON \(Expecting ',' delimiter, column 13\); correct the line"),
+    (b"text", r"is not JSON \(Expecting value, column 1\); correct the line or leave it out"),
     (b'{"text": "\xff"}', r"is not JSON \('utf-8' codec can't decode byte 0xff.*\); correct"),
-    (b'{"text": "x"} {"text": "y"}', r"is not JSON \(Extra data.*\); correct"),
+    (b'{"text": "x"} {"text": "y"}', r"is not JSON \(Extra data, column 15\); correct"),
     (b'{"text": ' + b"9" * 5000 + b"}", r"is not JSON \(Exceeds the limit.*\); correct|has a int in 'text'"),
     (b"[" * 200_000, r"is nested too deep; correct|is not JSON"),
     (b'["text"]', r"holds a list, not an object; write one object with the field 'text' a line"),

@@ -464,6 +464,17 @@ def test_bad_text_and_folders_are_refused(config: TokenizeConfig, tmp_path: Path
         tokenize(dataclasses.replace(config, out=text))
 
 
+def test_a_mistake_in_the_text_leaves_the_folder_to_another_job(config: TokenizeConfig, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "fine"}\nnot\n')
+    with pytest.raises(ValueError, match=r"bad\.jsonl', line 2, is not JSON"):
+        tokenize(dataclasses.replace(config, data=str(bad)))
+    tokenize(config)
+    whole = dataclasses.replace(config, out=tmp_path / "whole")
+    tokenize(whole)
+    assert contents(config.out) == contents(whole.out)
+
+
 def test_two_processes_do_not_write_one_folder(config: TokenizeConfig) -> None:
     import fcntl
 

@@ -487,6 +487,7 @@ BAD = {
     "--steps=0": r"steps 0 cannot be used; use 1 or more",
     "--batch=3": r"batch 3 cannot be used; use a multiple of grain 4",
     "--batch=0": r"batch 0 cannot be used",
+    "--batch=4000000000000000000000": r"batch 4000000000000000000000 cannot be used; use at most 2147483647",
     "--grain=0": r"grain 0 cannot be used",
     "--lr=-0.001": r"lr -0\.001 cannot be used; use a positive number",
     "--lr=nan": r"lr nan cannot be used",

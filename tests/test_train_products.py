@@ -4,6 +4,7 @@ Oracle: losses of short runs: the default is the library, every accumulator trai
 accumulator does not take are named.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,18 @@ def test_deterministic_takes_any_sum_with_an_order(tmp_path: Path):
     assert one == two
 
 
+def test_a_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of the sigmoid router's loads either; without a trial the losses are the same."""
+    model = dataclasses.replace(SMALL, router="sigmoid")
+    never = {"raise_loss": 9.0, "raise_to": "mxfp8", "monitor_every": 1}  # BF16 layers are not raised to that
+    fields = {"preset": "bf16", "products": "hopper_bf16", "model": model, **never}
+    tried = run(tmp_path / "tried", **fields)
+    monkeypatch.setattr("reference.train.require_products", lambda *_: None)
+    assert run(tmp_path / "untried", **fields) == tried
+    name = "checkpoint-00000002.safetensors"
+    assert (tmp_path / "tried" / name).read_bytes() == (tmp_path / "untried" / name).read_bytes()
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -51,9 +64,36 @@ def test_deterministic_takes_any_sum_with_an_order(tmp_path: Path):
             {"products": "library", "deterministic": True},
             "products 'library' cannot be used; .* exact, fp32, volta",
         ),
-        ({"products": "hopper_fp8", "preset": "mxfp8"}, "BlockTensor of MXFP8: hopper_fp8 takes E4M3 or E5M2"),
+        (
+            {"products": "hopper_fp8", "preset": "mxfp8"},
+            "products 'hopper_fp8' does not fit the recipes of the run: .*BlockTensor of MXFP8: hopper_fp8 takes E4M3",
+        ),
+        # of steps that come later, and of backwards alone
+        (
+            {"products": "hopper_bf16", "preset": "bf16", "switch_at": 0.5, "switch_to": "mxfp8"},
+            "products 'hopper_bf16' does not fit .* MXFP8: hopper_bf16 takes BF16",
+        ),
+        (
+            {
+                "products": "blackwell_mxfp8",
+                "preset": "mxfp8",
+                "raise_loss": 9.0,
+                "raise_to": "bf16",
+                "monitor_every": 1,
+            },
+            "products 'blackwell_mxfp8' does not fit .* takes blocks of MXFP8",
+        ),
+        (
+            {"products": "hopper_bf16", "preset": "bf16", "layer_presets": {3: "mxfp8"}},
+            "products 'hopper_bf16' does not fit .* MXFP8: hopper_bf16 takes BF16",
+        ),
+        (
+            {"products": "blackwell_nvfp4", "preset": "nvfp4_46_forward"},
+            "products 'blackwell_nvfp4' does not fit the recipes of the run",
+        ),
     ],
 )
 def test_what_does_not_fit_is_told(tmp_path: Path, fields: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         run(tmp_path / "x", **fields)
+    assert not (tmp_path / "x").exists()
