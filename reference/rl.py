@@ -43,11 +43,11 @@ from tqdm import tqdm
 from .environments import Environment, Problem, Scorer, environment_of, problem
 from .examples import Example
 from .expert import Draw
-from .log import require_finite
 from .model import Transformer
 from .packing import IGNORED, Rows, pack
 from .sample import Completion, Sampler, log_probabilities
 from .sampling import Sampling
+from .stopping import require_finite
 from .tune import TuneConfig, Tuned, Tuning, begin, tune
 
 PROGRAM = "fourbit rl"
