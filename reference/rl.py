@@ -41,10 +41,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .environments import Environment, Problem, Scorer, environment_of, problem
-from .examples import Example
 from .expert import Draw
 from .model import Transformer
-from .packing import IGNORED, Rows, pack
+from .packing import IGNORED
+from .rollouts import Rollouts, clipped_surrogate, deviation, group_advantages, rollouts_of
 from .sample import Completion, Sampler, log_probabilities
 from .sampling import Sampling
 from .stopping import require_finite
@@ -150,25 +150,6 @@ def _show(text: str) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Rollouts:
-    """Packed completions, equal ones of a problem once, those that teach first: `rows`, and beside each token to be
-    learned the sampler's log probability of it, the advantage, and how often it was drawn, float32 (N, S). `taught`:
-    rows that hold a completion that teaches."""
-
-    rows: Rows
-    old: Tensor
-    advantages: Tensor
-    times: Tensor
-    taught: int
-
-    def part(self, first: int, last: int, device: str) -> tuple[Tensor, ...]:
-        """Of some rows, on the device: tokens, targets, segments, old, advantages, times."""
-        r = self.rows
-        found = r.tokens, r.targets, r.segments, self.old, self.advantages, self.times
-        return tuple(t[first:last].to(device) for t in found)
-
-
-@dataclass(frozen=True, eq=False)
 class Rl:
     """The stage, see `tune.Stage`. `reference`: the model that the run began with."""
 
@@ -225,26 +206,9 @@ class Rl:
         return self.scorer(asked, self.tuning.start.codec.decode(found.tokens))
 
     def _packed(self, asked: list[Problem], done: list[Completion], advantages: Tensor) -> Rollouts:
-        """Completions in rows. Equal ones of a problem, of equal rewards, pass through the model once."""
         codec, sequence = self.tuning.start.codec, self.tuning.start.config.model.sequence
-        same: dict[tuple[float, ...], list[int]] = {}
-        for i, found in enumerate(done):
-            same.setdefault((i // self.config.group, advantages[i].item(), *found.tokens), []).append(i)
-        drawn = {those[0]: len(those) for those in same.values()}
-        order = sorted(drawn, key=lambda i: advantages[i].item() == 0)
-        texts = []
-        for i in order:
-            before, after = codec.encode(asked[i].prompt), done[i].tokens
-            texts.append(Example((*before, *after), (False,) * len(before) + (True,) * len(after)))
-        rows = pack(texts, sequence)
-        old, advantage, times = (torch.zeros(rows.tokens.shape) for _ in range(3))
-        taught = 0
-        for i, text, (row, column) in zip(order, texts, rows.places, strict=True):
-            last = column + len(text.tokens) - 1
-            at = row, slice(last - len(done[i].tokens), last)
-            old[at], advantage[at], times[at] = torch.tensor(done[i].logprobs), advantages[i], drawn[i]
-            taught = row + 1 if advantages[i] != 0 else taught
-        return Rollouts(rows, old, advantage, times, taught)
+        prompts = [codec.encode(each.prompt) for each in asked]
+        return rollouts_of(prompts, done, advantages.tolist(), self.config.group, sequence)
 
     def _update(self, rollouts: Rollouts, step: int, update: int) -> dict[str, Any]:
         """One optimizer step, if anything teaches. What the log says is a mean over tokens."""
@@ -299,22 +263,3 @@ class Rl:
             loss, sums["kl"] = loss + self.config.kl_weight * pull, pull.item()
         sums["loss"] = loss.item()
         return loss, balance, sums, apart.abs().max().item() if len(apart) else 0.0
-
-
-def group_advantages(rewards_PG: Tensor) -> Tensor:
-    """(reward - mean) / (deviation + 1e-6) within each row; zeros where all are equal. float32 (P, G)."""
-    centred = rewards_PG - rewards_PG.mean(1, keepdim=True)
-    equal = (rewards_PG == rewards_PG[:, :1]).all(1, keepdim=True)  # where the mean may be an ulp off
-    return torch.where(equal, torch.zeros_like(centred), centred / (rewards_PG.std(1, keepdim=True) + 1e-6))
-
-
-def clipped_surrogate(new: Tensor, old: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """(min(r A, clip(r) A), whether the second is the smaller one), (N,) each, of log-probabilities (N,)."""
-    ratio = (new - old).exp()
-    plain, limited = ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages
-    return torch.minimum(plain, limited), (limited < plain).detach()
-
-
-def deviation(d: Tensor) -> Tensor:
-    """exp(d) - 1 - d >= 0, whose mean over draws of q is KL(q || p) where d = log p - log q."""
-    return d.expm1() - d

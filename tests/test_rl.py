@@ -22,8 +22,9 @@ from reference.expert import Draw
 from reference.load import load_run
 from reference.log import read_log
 from reference.model import ModelConfig
-from reference.rl import Rl, RlConfig, clipped_surrogate, deviation, group_advantages, rl
-from reference.sample import Sampler
+from reference.rl import Rl, RlConfig, rl
+from reference.rollouts import clipped_surrogate, deviation, group_advantages, rollouts_of
+from reference.sample import Completion, Sampler
 from reference.sft import SftConfig, sft
 from reference.tasks import Draws
 from reference.tune import begin
@@ -195,6 +196,16 @@ def test_the_deviation_estimates_kl() -> None:
     p, q = (torch.randn(50, dtype=torch.float64, generator=torch.Generator().manual_seed(s)).softmax(0) for s in (1, 2))
     d = p.log() - q.log()
     assert torch.allclose((q * deviation(d)).sum(), (q * (q.log() - p.log())).sum())
+
+
+def test_equal_completions_of_a_problem_lie_in_rows_once() -> None:
+    """With how often they were drawn; not those of another problem, and those that teach first."""
+    done = [Completion(tokens, [-float(t) for t in tokens]) for tokens in ([5, 3], [6, 3], [5, 3], [5, 3], [7], [5, 3])]
+    found = rollouts_of([(1, 2)] * 3 + [(1,)] * 3, done, [0.0, 0.0, 0.0, 0.5, -1.0, 0.5], 3, 5)
+    assert found.rows.tokens.tolist() == [[1, 5, 1, 0, 0], [1, 2, 5, 0, 0], [1, 2, 6, 0, 0]]
+    assert found.rows.targets[0].tolist() == [5, 3, 7, -100, -100]
+    assert found.old[0].tolist() == [-5, -3, -7, 0, 0] and found.advantages[0].tolist() == [0.5, 0.5, -1, 0, 0]
+    assert found.times.tolist() == [[2, 2, 1, 0, 0], [0, 2, 2, 0, 0], [0, 1, 1, 0, 0]] and found.taught == 1
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5])
