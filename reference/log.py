@@ -22,7 +22,7 @@ import torch
 
 from . import checkpoint
 
-_EVALUATION = ("heldout_ce", "heldout_bits_per_byte")  # what an evaluation adds to a step's line
+EVALUATION = ("heldout_ce", "heldout_bits_per_byte")  # what an evaluation adds to a step's line in pretraining
 
 
 def require_run_folder(folder: Path, identity: dict[str, Any]) -> None:
@@ -125,12 +125,12 @@ class Log:
             os.fsync(self._file.fileno())
 
 
-def read_log(path: Path, *numbers: str) -> list[dict[str, Any]]:
+def read_log(path: Path, *numbers: str, evaluation: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """Read the records of a log, one per step, in order; an unfinished last line is left out.
 
     Raises:
         ValueError: there is no such log, or a line is damaged, lacks one of the finite `numbers`, or one of those of
-            an evaluation where it has another.
+            an `evaluation` where it has another.
     """
     if not path.is_file():
         raise ValueError(f"log {str(path)!r} does not exist; name the folder of a run")
@@ -141,7 +141,7 @@ def read_log(path: Path, *numbers: str) -> list[dict[str, Any]]:
                 f"log {str(path)!r} is damaged at line {number}; resume the run to cut it back to its checkpoint"
             )
         record = json.loads(line)
-        evaluated = _EVALUATION if any(name in record for name in _EVALUATION) else ()
+        evaluated = evaluation if any(name in record for name in evaluation) else ()
         for name in (*numbers, *evaluated):
             value = record.get(name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):

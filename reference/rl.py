@@ -42,12 +42,12 @@ from tqdm import tqdm
 
 from .environments import Environment, Problem, Scorer, environment_of, problem
 from .expert import Draw
-from .log import require_finite
 from .model import Transformer
 from .packing import IGNORED
 from .rollouts import Rollouts, clipped_surrogate, deviation, group_advantages, rollouts_of
 from .sample import Completion, Sampler, log_probabilities
 from .sampling import Sampling
+from .stopping import require_finite
 from .tune import TuneConfig, Tuned, Tuning, begin, tune
 
 PROGRAM = "fourbit rl"

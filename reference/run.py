@@ -24,7 +24,7 @@ from .data import Corpus, batch, epoch_batch, heldout_batch
 from .expert import Draw
 from .guard import Guard
 from .learning_rate import learning_rate
-from .log import Log, read_log, record_environment
+from .log import EVALUATION, Log, read_log, record_environment
 from .model import Losses
 from .monitor import Observer, Part, due, observing
 from .oscillation import Oscillation
@@ -85,7 +85,7 @@ class Run:
         """Cut the log back to `start`, and note in meta.json what goes on from there."""
         config = self.config
         self.log.cut(start)
-        self.guard.resume(read_log(config.out / "log.jsonl", "loss"))
+        self.guard.resume(read_log(config.out / "log.jsonl", "loss", evaluation=EVALUATION))
         if start < config.steps:
             about = {"preset": config.preset, "seed": config.seed, "threads": config.threads}
             record_environment(config.out, config.device, about | {"corpus": self.corpus.about()}, start, command)

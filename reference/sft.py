@@ -25,9 +25,9 @@ from torch import Tensor
 
 from .examples import Example, load_examples
 from .expert import Draw
-from .log import require_finite
 from .order import epoch_windows
 from .packing import IGNORED, Rows, pack
+from .stopping import require_finite
 from .tune import TuneConfig, Tuned, Tuning, begin, tune
 
 PROGRAM = "fourbit sft"

@@ -40,7 +40,7 @@ from .command_line import command_of, exact, parse
 from .config import THRESHOLDS, TrainConfig, check
 from .data import Corpus, load_corpus, require_sequences, require_vocabulary
 from .guard import Guard, digest, reference_losses
-from .log import open_run, read_log, require_run_folder
+from .log import EVALUATION, open_run, read_log, require_run_folder
 from .logbook import Logbook, require_wandb
 from .model import Transformer
 from .optimizer import make_optimizer
@@ -248,7 +248,7 @@ def _build(config: TrainConfig, recipe: Recipe, layers: Schedule, ops: ModuleTyp
 
 
 def _result(folder: Path, start: int, saved: int | None = None) -> Result:
-    records = read_log(folder / "log.jsonl", "loss", "seconds")
+    records = read_log(folder / "log.jsonl", "loss", "seconds", evaluation=EVALUATION)
     try:
         return Result(
             steps=len(records),

@@ -27,7 +27,7 @@ from .config import TrainConfig, check
 from .examples import Codec
 from .learning_rate import learning_rate
 from .load import TUNED, load_run
-from .log import Log, open_run, read_log, record_environment, require_finite
+from .log import Log, open_run, read_log, record_environment
 from .model import ModelConfig, Transformer
 from .optimizer import make_optimizer
 from .oscillation import Oscillation
@@ -35,6 +35,7 @@ from .pinned import pinned
 from .presets import preset
 from .router import rebalance
 from .schedule import schedule
+from .stopping import require_finite
 from .train import identity_of
 
 

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from reference.checkpoint import read_json, write_atomic
 from reference.config import can_be_file
-from reference.log import read_log
+from reference.log import EVALUATION, read_log
 
 from . import plots
 
@@ -57,7 +57,7 @@ def read_run(folder: Path) -> Curve:
     for name, kind, value in (("config", str, config["preset"]), ("meta", dict, corpus)):
         if not isinstance(value, kind):
             raise ValueError(f"run {str(folder)!r} has a damaged {name}.json: it holds {value!r}; restore it")
-    records = read_log(folder / "log.jsonl", "loss", "seconds", "tokens")
+    records = read_log(folder / "log.jsonl", "loss", "seconds", "tokens", evaluation=EVALUATION)
     rows = [record for record in records if "heldout_ce" in record]
     if not rows:
         raise ValueError(f"run {str(folder)!r} has no held-out loss yet; let it train to its first evaluation")

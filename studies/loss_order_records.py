@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from reference.checkpoint import read_json, write_atomic, write_json
-from reference.log import read_log
+from reference.log import EVALUATION, read_log
 
 COLUMNS = ("recipe", "seed", "step", "loss", "heldout_nats")
 ENTRIES = ("command", "recipes", "seeds", "steps", "tokens_per_step", "parameters", "device", "failed")  # of meta.json
@@ -44,7 +44,7 @@ def collect(out: Path, runs: Path, meta: dict[str, Any]) -> pd.DataFrame:
         for name, value in facts.items():
             if common.setdefault(name, value) != value:
                 raise ValueError(f"runs in {str(runs)!r} differ in {name}, as {str(folder)!r} does: they are no pairs")
-        records = read_log(folder / "log.jsonl", "loss")
+        records = read_log(folder / "log.jsonl", "loss", evaluation=EVALUATION)
         parts += [(recipe, seed, record["step"], record["loss"], record.get("heldout_ce")) for record in records]
     rows = pd.DataFrame(parts, columns=list(COLUMNS)).astype({"heldout_nats": float})
     meta["corpus"] = common.get("corpus")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from reference import log as run_log
-from reference.log import Log, open_run, read_log, record_environment
+from reference.log import EVALUATION, Log, open_run, read_log, record_environment
 
 
 def fill(path: Path, text: str) -> Path:
@@ -67,7 +67,7 @@ def test_reading_leaves_out_an_unfinished_line_and_refuses_a_damaged_one(tmp_pat
 @pytest.mark.parametrize("held", ['"x"', "NaN", "null", "true", "[1]"])
 def test_an_evaluation_has_both_of_its_numbers(tmp_path: Path, held: str) -> None:
     first, good = '{"step": 1}\n', '{"step": 2, "heldout_ce": 2, "heldout_bits_per_byte": 1.5}\n'
-    assert read_log(fill(tmp_path / "log.jsonl", first + good))[1]["heldout_ce"] == 2
+    assert read_log(fill(tmp_path / "log.jsonl", first + good), evaluation=EVALUATION)[1]["heldout_ce"] == 2
     for line in (
         f'{{"step": 2, "heldout_ce": {held}, "heldout_bits_per_byte": 1.5}}\n',
         f'{{"step": 2, "heldout_ce": 2, "heldout_bits_per_byte": {held}}}\n',
@@ -75,7 +75,9 @@ def test_an_evaluation_has_both_of_its_numbers(tmp_path: Path, held: str) -> Non
         '{"step": 2, "heldout_bits_per_byte": 2}\n',
     ):
         with pytest.raises(ValueError, match=r"damaged at line 2: heldout_(ce|bits_per_byte) is .*, no number"):
-            read_log(fill(tmp_path / "log.jsonl", first + line))
+            read_log(fill(tmp_path / "log.jsonl", first + line), evaluation=EVALUATION)
+    # a tuned run's has other ones
+    assert read_log(fill(tmp_path / "log.jsonl", first + '{"step": 2, "heldout_ce": 2}\n'))[1]["heldout_ce"] == 2
 
 
 @pytest.mark.parametrize(
