@@ -89,7 +89,8 @@ def test_lines_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2: Expecting property name"),
+        ("{", "line 2: Expecting property name enclosed in double quotes at column 2; correct the line"),
+        ('{"prompt": 3', "line 2: Expecting ',' delimiter at column 13; correct the line"),
         ("[1]", "line 2: it holds a list, no object"),
         ('{"prompt": "a"}', 'line 2: it needs "messages", or "prompt" and "completion" that are texts'),
         ('{"prompt": "a", "completion": 3}', "line 2: it needs"),
