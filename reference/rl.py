@@ -41,6 +41,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .environments import Environment, Problem, Scorer, environment_of, problem
+from .examples import Codec
 from .expert import Draw
 from .model import Transformer
 from .packing import IGNORED
@@ -48,7 +49,7 @@ from .rollouts import Rollouts, clipped_surrogate, deviation, group_advantages, 
 from .sample import Completion, Sampler, log_probabilities
 from .sampling import Sampling
 from .stopping import require_finite
-from .tune import Start, TuneConfig, Tuned, Tuning, begin, tune
+from .tune import TuneConfig, Tuned, Tuning, begin, tune
 
 PROGRAM = "fourbit rl"
 _HELD_OUT = 1 << 31  # number of the first problem that is never learned from
@@ -115,7 +116,7 @@ def rl(
     tuned = {"stage": "rl", "environment": config.environment} | {name: getattr(config, name) for name in own}
     # what the environment does is not known, its first problem tells it from others
     first = problem(environment, config.seed, 0)
-    prompt_tokens(config.environment, first, start)  # before a folder is made
+    prompt_tokens(config.environment, first, start.codec, start.config.model.sequence)  # before a folder is made
     data = {"digest": f"{config.environment}: {first.prompt}", "description": f"environment {config.environment}"}
     # before a checkpoint is loaded; modules cannot be copied
     reference = copy.deepcopy(start.model, {id(ops): ops}).requires_grad_(False).eval()
@@ -146,11 +147,10 @@ def _check(c: RlConfig) -> None:
             raise ValueError(f"{name} {getattr(c, name)} cannot be used; {remedy}")
 
 
-def prompt_tokens(environment: str, asked: Problem, start: Start) -> tuple[int, ...]:
+def prompt_tokens(environment: str, asked: Problem, codec: Codec, sequence: int) -> tuple[int, ...]:
     """The tokens of a problem's prompt. Raises ValueError if the model cannot be asked so; `environment` names it."""
-    sequence = start.config.model.sequence
     try:
-        found = start.codec.encode(asked.prompt)
+        found = codec.encode(asked.prompt)
     except ValueError as error:
         raise ValueError(f"environment {environment!r} asks {asked.prompt[:40]!r}: {error}") from None
     if 1 <= len(found) <= sequence:
@@ -208,8 +208,8 @@ class Rl:
         return {"heldout_reward": sum(scores) / count, "heldout_failures": self.scorer.failures - failures}
 
     def _complete(self, asked: list[Problem], sampling: Sampling, numbers: range) -> list[Completion]:
-        codec = self.tuning.start.codec
-        prompts = [list(prompt_tokens(self.config.environment, each, self.tuning.start)) for each in asked]
+        codec, sequence = self.tuning.start.codec, self.tuning.start.config.model.sequence
+        prompts = [list(prompt_tokens(self.config.environment, each, codec, sequence)) for each in asked]
         return self.sampler.sample(prompts, self.config.tokens, sampling, codec.end, numbers=numbers)
 
     def _score(self, asked: Problem, found: Completion) -> float:
