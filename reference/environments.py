@@ -29,6 +29,8 @@ from .tasks import Draws
 
 _OWN = 1 << 16  # among the words of `tasks`, which number theirs from 0
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+_LARGEST = 2.0**40  # of a score: the squares of a group still add up in float32
+FAULTS = (Exception, SystemExit)  # of code that is the user's; not an interrupt, which is of the user himself
 _LONGEST = 64  # characters of an expression that is read: a deeper one could exhaust the parser
 
 
@@ -106,7 +108,7 @@ def environment_of(name: str) -> Environment:
     sys.path.insert(0, os.getcwd())
     try:
         found = getattr(importlib.import_module(module), function, None)
-    except Exception as error:  # whatever the user's module does
+    except FAULTS as error:  # whatever the user's module does
         raise ValueError(
             f"environment {name!r} cannot be imported ({type(error).__name__}: {error}); correct {module}"
         ) from error
@@ -126,19 +128,21 @@ def problem(environment: Environment, seed: int, number: int) -> Problem:
     """
     try:
         found = environment(Draws(seed, _OWN, number))
-    except Exception as error:
+    except FAULTS as error:
         raise ValueError(
             f"environment: problem {number} of seed {seed} cannot be made ({type(error).__name__}: {error})"
         ) from error
     if not isinstance(found, Problem):
         raise ValueError(f"environment: problem {number} is a {type(found).__name__}; return a Problem")
+    if not isinstance(found.prompt, str) or not callable(found.score):
+        raise ValueError(f"environment: problem {number} needs a prompt that is text and a score that is a function")
     return found
 
 
 @dataclass
 class Scorer:
-    """Scores completions. A score that raises, or that is no finite number, counts as 0 and as a failure; the first of
-    them is told to `show`."""
+    """Scores completions. A score that raises, or that is no number of at most 2^40 either way, counts as 0 and as a
+    failure; the first of them is told to `show`."""
 
     show: Callable[[str], None]
     failures: int = field(default=0)
@@ -147,9 +151,9 @@ class Scorer:
         try:
             score = float(asked.score(text))
             what = f"gave {score}"
-        except Exception as error:  # the user's code: whatever it raises
+        except FAULTS as error:  # the user's code: whatever it raises
             score, what = math.nan, f"raised {type(error).__name__}: {error}"
-        if math.isfinite(score):
+        if abs(score) <= _LARGEST:
             return score
         if self.failures == 0:
             self.show(

@@ -147,6 +147,9 @@ def _lines(path: Path, codec: Codec, sequence: int) -> Iterator[Example]:
             example = _example(codec, json.loads(line))
         except RecursionError:
             raise ValueError(f"{where}, is nested too deep; correct the line or leave it out") from None
+        except json.JSONDecodeError as error:  # its own words count lines from the first of this one
+            told = f"{error.msg} at column {error.colno}"
+            raise ValueError(f"{where}: {told}; correct the line or leave it out") from None
         except ValueError as error:
             raise ValueError(f"{where}: {error}; correct the line or leave it out") from None
         yield _fits(example, sequence, where)

@@ -41,6 +41,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .environments import Environment, Problem, Scorer, environment_of, problem
+from .examples import Codec
 from .expert import Draw
 from .model import Transformer
 from .packing import IGNORED
@@ -114,8 +115,9 @@ def rl(
     own = ("prompts", "group", "tokens", "updates", "clip_ratio", "kl_weight", "eval_problems")
     tuned = {"stage": "rl", "environment": config.environment} | {name: getattr(config, name) for name in own}
     # what the environment does is not known, its first problem tells it from others
-    first = problem(environment, config.seed, 0).prompt
-    data = {"digest": f"{config.environment}: {first}", "description": f"environment {config.environment}"}
+    first = problem(environment, config.seed, 0)
+    prompt_tokens(config.environment, first, start.codec, start.config.model.sequence)  # before a folder is made
+    data = {"digest": f"{config.environment}: {first.prompt}", "description": f"environment {config.environment}"}
     # before a checkpoint is loaded; modules cannot be copied
     reference = copy.deepcopy(start.model, {id(ops): ops}).requires_grad_(False).eval()
 
@@ -143,6 +145,20 @@ def _check(c: RlConfig) -> None:
     ):
         if not good:
             raise ValueError(f"{name} {getattr(c, name)} cannot be used; {remedy}")
+
+
+def prompt_tokens(environment: str, asked: Problem, codec: Codec, sequence: int) -> tuple[int, ...]:
+    """The tokens of a problem's prompt. Raises ValueError if the model cannot be asked so; `environment` names it."""
+    try:
+        found = codec.encode(asked.prompt)
+    except ValueError as error:
+        raise ValueError(f"environment {environment!r} asks {asked.prompt[:40]!r}: {error}") from None
+    if 1 <= len(found) <= sequence:
+        return found
+    raise ValueError(
+        f"environment {environment!r} asks {asked.prompt[:40]!r} with {len(found)} tokens, and the model sees "
+        f"{sequence}; ask in 1 to {sequence} tokens"
+    )
 
 
 def _show(text: str) -> None:
@@ -193,13 +209,7 @@ class Rl:
 
     def _complete(self, asked: list[Problem], sampling: Sampling, numbers: range) -> list[Completion]:
         codec, sequence = self.tuning.start.codec, self.tuning.start.config.model.sequence
-        prompts = [list(codec.encode(each.prompt)) for each in asked]
-        for each, prompt in zip(asked, prompts, strict=True):
-            if not 1 <= len(prompt) <= sequence:
-                raise ValueError(
-                    f"environment {self.config.environment!r} asks {each.prompt[:40]!r} with {len(prompt)} tokens, and "
-                    f"the model sees {sequence}; ask in 1 to {sequence} tokens"
-                )
+        prompts = [list(prompt_tokens(self.config.environment, each, codec, sequence)) for each in asked]
         return self.sampler.sample(prompts, self.config.tokens, sampling, codec.end, numbers=numbers)
 
     def _score(self, asked: Problem, found: Completion) -> float:

@@ -22,11 +22,15 @@ import pandas as pd
 import tyro
 
 from hw.choose import operations
+from reference.alphabet import alphabet_of
 from reference.checkpoint import checkpoint_path, write_atomic
+from reference.config import check
+from reference.environments import environment_of, problem
+from reference.examples import Codec, load_examples
 from reference.log import read_log
 from reference.model import ModelConfig
 from reference.presets import preset as preset_of
-from reference.rl import RlConfig, rl
+from reference.rl import RlConfig, prompt_tokens, rl
 from reference.sft import SftConfig, sft
 from reference.train import TrainConfig, train
 
@@ -130,12 +134,10 @@ def pipeline(config: PipelineConfig, command: str) -> tuple[pd.DataFrame, pd.Dat
         `tabulate` and `compare` of the chains.
 
     Raises:
-        ValueError: a bad argument, corpus or run folder. TrainingStopped: a NaN. OSError: the disk refuses.
+        ValueError: a bad argument, environment, corpus or run folder; what a later stage could not use is told before
+            the first one runs. TrainingStopped: a NaN. OSError: the disk refuses.
     """
-    if config.seeds < 1 or not config.presets or min(config.steps.values()) < 1:
-        raise ValueError("seeds, presets and the steps of every stage: use one or more of each")
-    for name in config.presets:
-        config.model.check(preset_of(name))
+    _require(config)
     chains = [Chain(config, preset, seed) for seed in range(config.seeds) for preset in config.presets]
     logs = run_chains(config, chains)
     table = tabulate(logs)
@@ -148,6 +150,22 @@ def pipeline(config: PipelineConfig, command: str) -> tuple[pd.DataFrame, pd.Dat
     page = pipeline_page.page(facts, config.presets, table, differences, figure)
     write_atomic(config.out / "report.html", page.encode())
     return table, differences
+
+
+def _require(config: PipelineConfig) -> None:
+    """Raises ValueError for what any stage could not begin with."""
+    if config.seeds < 1 or not config.presets or min(config.steps.values()) < 1:
+        raise ValueError("seeds, presets and the steps of every stage: use one or more of each")
+    if len(set(config.presets)) < len(config.presets):
+        raise ValueError(f"presets {' '.join(config.presets)} cannot be used; name every recipe once")
+    for name in config.presets:
+        config.model.check(preset_of(name))
+    first, second, third = Chain(config, config.presets[0], 0).stages()
+    check(first)
+    codec, sequence = Codec(alphabet_of(first, tuned=True)), config.model.sequence
+    load_examples(second.data, codec, sequence, second.examples, second.seed)
+    asked = problem(environment_of(third.environment), third.seed, 0)
+    prompt_tokens(third.environment, asked, codec, sequence)
 
 
 Logs = dict[tuple[str, int], dict[str, list[dict[str, Any]]]]

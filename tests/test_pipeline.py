@@ -13,10 +13,13 @@ import pytest
 
 import fourbit
 from numerics import ops
+from reference.environments import Problem
 from reference.model import ModelConfig
 from reference.rl import rl
 from reference.sft import sft
+from reference.tasks import Draws
 from reference.train import train
+from studies import pipeline as pipeline_module
 from studies import pipeline_page
 from studies.pipeline import STAGES, Chain, PipelineConfig, compare, pipeline, run_chain, tabulate
 
@@ -26,6 +29,14 @@ SMALL = ModelConfig(dim=32, heads=2, experts=4, expert_dim=32, shared_dim=32, se
 @pytest.fixture(autouse=True)
 def threads(one_thread: None) -> None:
     """As the runs have."""
+
+
+def raises(draws: Draws) -> Problem:
+    raise RuntimeError
+
+
+def empty(draws: Draws) -> Problem:
+    return Problem("", float)
 
 
 def config(out: Path, text: Path) -> PipelineConfig:
@@ -78,10 +89,25 @@ def test_differences_are_paired_by_seed() -> None:
     assert pipeline_page.sentences(found.assign(half=0.01), "b")[0].endswith("which does not hold zero")
 
 
-def test_what_cannot_be_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_run_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begun(*_: object) -> None:
+        raise AssertionError("a stage began")
+
+    monkeypatch.setattr(pipeline_module, "run_chains", begun)
+    (tmp_path / "bad").write_text("x\n")
     for words, message in (
         (["--seeds", "0"], "use one or more of each"),
         (["--presets", "bf17"], "preset='bf17' is unknown"),
+        (["--presets", "bf16", "bf16"], "presets bf16 bf16 cannot be used; name every recipe once"),
+        # of later stages, before the first one runs
+        (["--environment", "sums"], "environment 'sums' is unknown"),
+        (["--environment", f"{__name__}:raises"], "problem 0 of seed 0 cannot be made"),
+        (["--environment", f"{__name__}:empty"], "asks '' with 0 tokens"),
+        (["--sft-data", str(tmp_path / "none")], "cannot be read (No such file"),
+        (["--sft-data", str(tmp_path / "bad")], "line 1: Expecting value"),
+        (["--model.sequence", "8"], "and the model sees 8"),
         (["--presets", "fourbit", "--model.dim", "40"], "do not divide it"),
     ):
         assert fourbit.main(["pipeline", "--out", str(tmp_path / "x"), *words]) == 2

@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import statistics
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,30 @@ def is_nan(draws: Draws) -> Problem:
 
 def long(draws: Draws) -> Problem:
     return Problem("x" * 33, exactly("y"))
+
+
+def interrupts(text: str) -> float:
+    raise KeyboardInterrupt
+
+
+def a_number(draws: Draws) -> Problem:
+    return Problem(5, exactly("y"))
+
+
+def no_score(draws: Draws) -> Problem:
+    return Problem("which?", 1.0)
+
+
+def nothing(draws: Draws) -> Problem:
+    return Problem("", exactly("y"))
+
+
+def an_end(draws: Draws) -> Problem:
+    return Problem("a\x03", exactly("y"))
+
+
+def no_text(draws: Draws) -> Problem:
+    return Problem("a\ud800", exactly("y"))
 
 
 def no_problem(draws: Draws) -> str:
@@ -146,6 +171,7 @@ def test_a_path_names_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "from reference.environments import Problem\ndef f(draws):\n    return Problem(str(draws.below(9)), len)\n"
     )
     (tmp_path / "broken_of_test.py").write_text("1 / 0\n")
+    (tmp_path / "exits_of_test.py").write_text("raise SystemExit(2)\n")
     monkeypatch.chdir(tmp_path)
     assert problem(environment_of("mine_of_test:f"), 0, 3).score("abc") == 3
     for name, message in (
@@ -153,6 +179,7 @@ def test_a_path_names_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("mine_of_test:g", "has no function g"),
         ("nowhere_of_test:f", "ModuleNotFoundError"),
         ("broken_of_test:f", "ZeroDivisionError"),
+        ("exits_of_test:f", "SystemExit"),
     ):
         with pytest.raises(ValueError, match=message):
             environment_of(name)
@@ -160,6 +187,8 @@ def test_a_path_names_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyP
         problem(no_problem, 0, 0)
     with pytest.raises(ValueError, match="problem 2 of seed 1 cannot be made"):
         problem(lambda draws: [][0], 1, 2)
+    with pytest.raises(ValueError, match=r"cannot be made \(SystemExit: 3\)"):
+        problem(lambda draws: sys.exit(3), 0, 0)
 
 
 def test_a_score_that_fails_is_zero_counted_and_told_once() -> None:
@@ -168,6 +197,14 @@ def test_a_score_that_fails_is_zero_counted_and_told_once() -> None:
     asked = Problem("p", lambda text: {"a": 1.0, "b": math.nan, "c": -math.inf, "d": "x", "e": None}[text])
     assert [scorer(asked, text) for text in "abcdef"] == [1, 0, 0, 0, 0, 0]
     assert scorer.failures == 5 and len(told) == 1
+    # as large as FP32's mean or deviation cannot hold, and what would end the program
+    for score in (1e308, -1e30, 10**400, 2**40 + 1):
+        assert scorer(Problem("p", lambda text, score=score: score), "") == 0.0
+    assert scorer(Problem("p", lambda text: sys.exit(3)), "") == 0.0 and scorer.failures == 10
+    assert scorer(Problem("p", lambda text: -(2**40)), "") == -(2**40)
+    with pytest.raises(KeyboardInterrupt):
+        scorer(Problem("p", interrupts), "")
+    assert bool(group_advantages(torch.tensor([[-(2.0**40), 2.0**40] * 512])).isfinite().all())
     assert told[0].startswith("environment: the score of 'b' after 'p' gave nan; it counts as 0")
 
 
@@ -338,10 +375,16 @@ def test_bad_arguments_are_told(init: Path, tmp_path: Path) -> None:
         ({"group": 1}, "group 1 cannot be used; use 2 or more"),
         ({"clip_ratio": math.nan}, "clip_ratio nan cannot be used"),
         ({"environment": "sums"}, "environment 'sums' is unknown"),
+        ({"environment": f"{__name__}:a_number"}, "problem 0 needs a prompt that is text and a score"),
+        ({"environment": f"{__name__}:no_score"}, "problem 0 needs a prompt that is text and a score"),
+        ({"environment": f"{__name__}:nothing"}, "asks '' with 0 tokens, and the model sees 32"),
+        ({"environment": f"{__name__}:an_end"}, "nd' asks 'a.x03': text .* holds the token 3"),
+        ({"environment": f"{__name__}:no_text"}, "no_text' asks 'a.ud800': 'utf-8' codec can't encode"),
         ({"environment": f"{__name__}:long"}, "asks 'x+' with 33 tokens, and the model sees 32; ask in 1 to 32"),
     ):
         with pytest.raises(ValueError, match=message):
             rl(dataclasses.replace(good, **changes), ops)
+        assert not (tmp_path / "run").exists()
 
 
 def test_the_command_says_what_came_out(init: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,8 @@ def test_lines_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2: Expecting property name"),
+        ("{", "line 2: Expecting property name enclosed in double quotes at column 2; correct the line"),
+        ('{"prompt": 3', "line 2: Expecting ',' delimiter at column 13; correct the line"),
         ("[1]", "line 2: it holds a list, no object"),
         ('{"prompt": "a"}', 'line 2: it needs "messages", or "prompt" and "completion" that are texts'),
         ('{"prompt": "a", "completion": 3}', "line 2: it needs"),
@@ -164,7 +165,9 @@ def test_the_loss_is_the_mean_over_completion_tokens_however_they_are_packed(tmp
 def test_a_model_learns_its_examples(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"{c} ", "completion": c * 2}) + "\n" for c in "abcd") * 10)
-    done = sft(config(tmp_path / "run", data=str(path), steps=60, lr=0.01, eval_every=60, checkpoint_every=60), ops)
+    done = sft(
+        config(tmp_path / "run", data=str(path), steps=60, lr=0.01, grain=4, eval_every=60, checkpoint_every=60), ops
+    )
     assert done.records[-1]["loss"] < 0.5 < 3 < done.records[0]["loss"]
     assert done.records[-1]["heldout_exact"] == 1.0
 
