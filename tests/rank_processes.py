@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch.distributed as dist
+
 ROOT = Path(__file__).resolve().parent.parent
 
 _FIXED = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -57,6 +59,7 @@ def free_port() -> int:
 def ranks(file: str, name: str, world: int, *arguments: str, seconds: float = 100) -> list[Ended]:
     """Run `name(*arguments)` of a test file on `world` ranks."""
     given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
+    given["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     with tempfile.TemporaryDirectory() as folder:
         asked = {"module": f"tests.{Path(file).stem}", "name": name, "arguments": arguments, "folder": folder}
         late = _ended({**asked, "world": world, "environment": {**os.environ, **given, **_FIXED}}, seconds)
@@ -125,8 +128,12 @@ def _lead(module: str, name: str, arguments: list[str], folder: str, world: int,
             os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
             _be(lambda: print(json.dumps(function(*arguments))))
         children.append(child)
+    # as torchrun's, it outlives every rank: the last one to end still reads who has told what
+    address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    store = dist.TCPStore(address, port, None, True, wait_for_workers=False)
     for rank, child in enumerate(children):
         Path(folder, f"{rank}.code").write_text(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+    del store
     os._exit(0)
 
 
