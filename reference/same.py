@@ -32,7 +32,7 @@ def check_same(told: list[dict[str, Any]]) -> None:
     odd = [name for name in dict.fromkeys(key for one in told for key in one) if len(_values(told, name)) > 1]
     if not odd:
         return
-    files = [name for name in odd if name.startswith("code.")]
+    files = [name for name in odd if name.startswith(("code.", "data."))]
     spelled = [_difference(told, name) for name in [*(n for n in odd if n not in files), *files][:_NAMED]]
     more = f"; and {len(odd) - _NAMED} fields more" if len(odd) > _NAMED else ""
     remedy = "start all from the same files" if files else "start every rank with the same command and environment"

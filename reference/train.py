@@ -52,6 +52,7 @@ from .pretrained import initialize
 from .ranks import Ranks, end, leave, ranks_of
 from .recipe import Recipe
 from .run import Run
+from .same import check_same
 from .schedule import Schedule, schedule
 from .sizes import stated
 from .stopping import TrainingStopped, model_in_memory, step_in_memory
@@ -153,7 +154,9 @@ def train(
     with shared_fate(config.timeout) as watch:
         check(config)
         identity = identity_of(config, ops, None) if config.monitor_reference is None else {}
-        ranks = ranks_of(config, identity | {"out": str(config.out)})
+        ranks = ranks_of(
+            config, dataclasses.asdict(config) | identity
+        )  # what decides no bit may decide who waits for whom
         if watch is not None:
             watch.start()
         try:
@@ -177,6 +180,8 @@ def _train(
     if config.wandb is not None:
         require_wandb(config.wandb)
     corpus = corpus_of(config)
+    if ranks is not None:
+        check_same(ranks.gather({"data.sha256": corpus.digest[:12]}))
     with pinned(config.threads):
         model = _build(config, recipe, layers, ops)
         require_products(model, config, layers)

@@ -5,11 +5,7 @@ what is counted is what was handed over, and that is the formula's bytes exactly
 them to whom, and `bits_per_value`. Four processes on gloo do everything once; the tests look at what they found.
 """
 
-import json
-import multiprocessing
-import time
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +14,7 @@ import torch.distributed as dist
 from numerics.ops import quantize_tokens
 from reference.collectives import Traffic, exchange, exchange_counts
 from reference.wires import WIRES, Layout, bits_per_value, pack, unpack
+from tests.rank_processes import ranks
 
 RANKS, WIDTH = 4, 64
 SPLITS = {  # rows from rank r to rank p
@@ -69,32 +66,19 @@ def look(rank: int) -> dict[str, object]:
     return found
 
 
-def work(rank: int, folder: str) -> None:
+def work() -> dict[str, object]:
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    found = look(rank)
-    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    dist.init_process_group("gloo")
+    seen = look(dist.get_rank())
     dist.barrier()
     dist.destroy_process_group()
+    return seen
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
+def found() -> list[dict[str, object]]:
     """What each of four processes found, rank by rank; minutes are a hang."""
-    folder = tmp_path_factory.mktemp("ranks")
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=work, args=(rank, str(folder)), daemon=True) for rank in range(RANKS)]
-    for process in processes:
-        process.start()
-    until = time.monotonic() + 240
-    for process in processes:
-        process.join(max(0.0, until - time.monotonic()))
-    hung = [process for process in processes if process.is_alive()]
-    for process in hung:
-        process.kill()
-    assert not hung and all(process.exitcode == 0 for process in processes)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    return [one.found for one in ranks(__file__, "work", RANKS, seconds=240)]
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -9,15 +9,23 @@ import hashlib
 import itertools
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from numerics import ops
+from reference.config import TrainConfig
 from reference.ranks import check_placement, leave, ranks_of, world_size
 from reference.same import RanksDiffer, check_same, code_digests, flat
+from reference.train import train
 from tests.rank_processes import ranks
+from tests.test_train import SMALL
+
+# fields that change no bit: what another rank has, and the default
+OTHERWISE = {"waves": (2, 1), "recompute": ("layers", "none"), "eval_every": (1, 50)}
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,30 @@ def differing() -> str:
     return "joined"
 
 
+def started(how: str, folder: str) -> str:
+    """A run of which rank 1 has been started in another way."""
+    other, text = os.environ["RANK"] == "1", Path(folder, how.replace(" ", "_"), os.environ["RANK"])
+    text.mkdir(parents=True)
+    (text / "text").write_bytes(b"some text\n" * 800 + (b"and more" if how == "text" and other else b""))
+    os.chdir(text)
+    fields: dict[str, Any] = {how: OTHERWISE[how][0]} if other and how in OTHERWISE else {}
+    config = TrainConfig(
+        Path("run"),
+        data="text",
+        batch=4,
+        grain=1,
+        steps=1,
+        warmup=1,
+        eval_sequences=4,
+        ep=2,
+        timeout=20,
+        model=SMALL,
+        **fields,
+    )
+    train(config, ops)
+    return "trained"
+
+
 def one() -> list[Any]:
     here = ranks_of(Placed())
     return [here.rank, here.world, here.gather(5)]
@@ -108,6 +140,26 @@ def test_ranks_with_different_configurations_end_with_one_sentence() -> None:
     assert said[0] == said[1]
     assert "timeout is 21 on rank 1, 20 on rank 0" in said[0] and "model.dim is 256 on rank 1, 128 on rank 0" in said[0]
     assert "lr is 0.2 on rank 1, 0.1 on rank 0" in said[0] and said[0].endswith("same command and environment")
+
+
+@pytest.mark.parametrize("field", OTHERWISE)
+def test_a_field_of_one_rank_alone_is_told_though_it_changes_no_bit(tmp_path: Path, field: str) -> None:
+    """Two ranks that wait for each other at different places would wait for ever, or take each other's rows."""
+    ended = ranks(__file__, "started", 2, field, str(tmp_path))
+    assert [one.code for one in ended] == [2, 2]
+    (said,) = [line for one in ended for line in one.err.splitlines() if line.startswith("fourbit: error:")]
+    there, here = OTHERWISE[field]
+    assert (
+        f"ranks differ: {field} is {there} on rank 1, {here} on rank 0; start every rank with the same command" in said
+    )
+
+
+def test_ranks_that_read_different_text_are_told(tmp_path: Path) -> None:
+    ended = ranks(__file__, "started", 2, "text", str(tmp_path))
+    assert [one.code for one in ended] == [2, 2]
+    (said,) = [line for one in ended for line in one.err.splitlines() if line.startswith("fourbit: error:")]
+    assert "ranks differ: data.sha256 is " in said and said.endswith("; start all from the same files")
+    assert not any((path / "run").exists() for path in (tmp_path / "text").iterdir())
 
 
 def test_one_process_of_torchrun_is_one_rank() -> None:
@@ -162,7 +214,7 @@ def test_differences_name_the_rarest_first_and_count_the_rest() -> None:
         check_same(told)
 
 
-def test_digests_are_of_the_sources(tmp_path: Any) -> None:
+def test_digests_are_of_the_sources(tmp_path: Path) -> None:
     (tmp_path / "numerics").mkdir()
     (tmp_path / "tests").mkdir()
     (tmp_path / "numerics" / "a.py").write_text("x = 1\n")
