@@ -184,6 +184,11 @@ def ranks_of(placed: Placed, identity: Mapping[str, Any] | None = None) -> Ranks
     return Ranks(rank, world, local_rank, placed.ep, placed.fsdp, placed.dp, placed.timeout, mesh)
 
 
+def holds_store() -> bool:
+    """Whether the store is in this process: in rank 0's, where torchrun has none."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and os.environ["RANK"] == "0"
+
+
 def open_store(timeout: float) -> Any:
     """A connection to torchrun's store, or to rank 0's, for keys of this attempt.
 
@@ -194,9 +199,8 @@ def open_store(timeout: float) -> Any:
         ValueError: nobody answers.
     """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and os.environ["RANK"] == "0"
     try:
-        store = dist.TCPStore(address, port, None, serves, timedelta(seconds=timeout), False, multi_tenant=True)
+        store = dist.TCPStore(address, port, None, holds_store(), timedelta(seconds=timeout), False, multi_tenant=True)
     except RuntimeError as error:
         raise ValueError(
             f"rank {os.environ['RANK']} did not reach {address}:{port} within timeout {timeout:g} s ({_line(error)}); "

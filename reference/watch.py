@@ -21,23 +21,25 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from .ranks import open_store, world_size
+from .ranks import holds_store, open_store, world_size
 from .same import named
 from .signs import Sign, Slow
 from .waiting import snapshot
 
 BEAT = 0.5
 _ENDED = 2  # exit code, as for every mistake that the user is told of
+_LINGER = 5.0  # seconds that the process of the store stays for the others, at most
 _GRACE = 3.0  # seconds in which a rank whose connection broke looks for the one that has gone
 
 
 class Watch:
-    """This rank's watch over all. store: of torchrun, or anything with set, get, multi_get, check and add."""
+    """This rank's watch over all. store: of torchrun, or anything with set, get, multi_get, check and add; `holds`:
+    whether it ends with this process."""
 
-    def __init__(self, rank: int, world: int, timeout: float, store: Any) -> None:
+    def __init__(self, rank: int, world: int, timeout: float, store: Any, holds: bool = False) -> None:
         self._rank, self._world, self._timeout, self._store = rank, world, timeout, store
         self._began, self._waited = time.monotonic(), snapshot().seconds
-        self._count, self._lock = 0, threading.Lock()
+        self._holds, self._count, self._lock = holds, 0, threading.Lock()
         self._error: str | None = None
         self._stop = threading.Event()
         self._met: dict[int, tuple[int, float]] = {}  # by rank: the count of its last sign, when it was new
@@ -56,6 +58,19 @@ class Watch:
             self._thread.join()
             with contextlib.suppress(RuntimeError):
                 self._sign(left=True, error=self._error)
+        self._linger()
+
+    def _linger(self) -> None:
+        """The process that holds the store stays until the others have ended: one that finds no store takes this rank
+        for dead, and says so."""
+        until = time.monotonic() + _LINGER
+        while self._holds and time.monotonic() < until:
+            with contextlib.suppress(RuntimeError):
+                signs = self._signs()
+                others = [sign for rank, sign in signs.items() if rank != self._rank]
+                if len(others) == self._world - 1 and all(s.left or s.gone or s.error for s in others):
+                    return
+            time.sleep(BEAT / 5)
 
     def told(self, error: BaseException) -> bool:
         """Say on stderr what ended this rank, unless another rank has spoken; whether it is something to be said in one
@@ -144,6 +159,7 @@ class Watch:
     def _end(self, sentence: str) -> None:
         """From the watch's own thread: the main one may wait for ever."""
         self._say(sentence)
+        self._linger()
         os._exit(_ENDED)
 
     def _say(self, sentence: str) -> None:
@@ -192,7 +208,7 @@ def shared_fate(timeout: float) -> Iterator[Watch | None]:
     if world is None:
         yield None
         return
-    watch = Watch(int(os.environ["RANK"]), world, timeout, open_store(timeout))
+    watch = Watch(int(os.environ["RANK"]), world, timeout, open_store(timeout), holds_store())
     with _terminated(watch):
         try:
             yield watch
