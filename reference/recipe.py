@@ -128,6 +128,9 @@ class ExpertRecipe:
             require_kind(getattr(self, name), bool, name, "use True or False")
         require_kind(self.osci_reset, (OsciReset, type(None)), "osci_reset", "pass an OsciReset or None")
 
+    def __deepcopy__(self, _: object) -> ExpertRecipe:
+        return self  # a value: a copy of a format's rule would no longer be equal to it
+
     def roles(self) -> dict[str, Role]:
         """Role -> what it is, in the order of a step."""
         source = "the originals" if self.originals else "saved codes"
@@ -197,6 +200,9 @@ class Recipe:
         """The recipe of layer `index` (from 0) of `depth`."""
         first, last = (math.ceil(depth * share) for share in (self.first_share, self.last_share))
         return self.last if index < first or index >= depth - last else self.experts
+
+    def __deepcopy__(self, _: object) -> Recipe:
+        return self  # a value: a copy of a format's rule would no longer be equal to it
 
     @property
     def other_layers(self) -> str:

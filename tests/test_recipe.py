@@ -1,5 +1,6 @@
 """Contract: presets say what the sources say, and a claim of unbiasedness is checked."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -86,3 +87,11 @@ def test_row_block_is_what_widths_must_be_a_multiple_of():
     names = ("nvfp4_all", "nvfp4_nvidia", "nvfp4_46", "nvfp4_46_forward", "nvfp4_forward", "nvfp4_2d_forward")
     nvfp4 = dict.fromkeys((*names, "tetrajet2", "composer2"), 16)
     assert blocks == dict.fromkeys(blocks, 32) | nvfp4 | {"mxfp4": 64}
+
+
+def test_a_copied_model_follows_the_same_recipes() -> None:
+    """Operations choose kernels by a format's equality, which a copied one would not have."""
+    for name in PRESETS:
+        recipe = preset(name)
+        for own in (recipe, recipe.experts):
+            assert copy.deepcopy([own])[0] == own, name
