@@ -113,3 +113,17 @@ def test_what_cannot_be_run_is_told(
         assert fourbit.main(["pipeline", "--out", str(tmp_path / "x"), *words]) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+def test_what_the_readme_says_of_the_default_pipeline_is_what_its_record_holds() -> None:
+    root = Path(fourbit.__file__).parent
+    readme = " ".join((root / "README.md").read_text().split())
+    found = pd.read_csv(root / "tests" / "records" / "pipeline_differences.csv")
+    reward = found[found.measure == "reward"].set_index("preset")
+    assert set(reward.seeds) == {3}
+    said = ", ".join(f"`{p}` {reward['mean'][p]:+.3f} ± {reward.half[p]:.3f}" for p in ("fourbit", "mxfp8"))
+    assert f"Reward at the end minus that of `bf16`: {said}, halves of" in readme
+    assert (reward["mean"].abs() < reward.half).all() and "no difference is shown" in readme
+    chains = pd.read_csv(root / "tests" / "records" / "pipeline_chains.csv")
+    again = compare(chains, "bf16")
+    pd.testing.assert_frame_equal(again, found, check_exact=False, rtol=1e-9)
