@@ -154,9 +154,8 @@ def train(
     with shared_fate(config.timeout) as watch:
         check(config)
         identity = identity_of(config, ops, None) if config.monitor_reference is None else {}
-        ranks = ranks_of(
-            config, dataclasses.asdict(config) | identity
-        )  # what decides no bit may decide who waits for whom
+        # all fields: what decides no bit may decide who waits for whom
+        ranks = ranks_of(config, dataclasses.asdict(config) | identity)
         if watch is not None:
             watch.start()
         try:

@@ -74,7 +74,7 @@ def draw_losses(results: dict[str, Result]) -> Figure:
         top = []
         for preset, result in results.items():
             look = RECIPES[preset]
-            smooth = _smooth(np.array(result.train_losses))
+            smooth = plots.smooth(np.array(result.train_losses))
             axes.plot(np.arange(1, result.steps + 1), smooth, look.dash, color=look.color, lw=1.1)
             axes.plot(*zip(*result.heldout_losses, strict=True), look.marker, color=look.color, mfc="white", ms=4.5)
             axes.plot([], [], look.dash, marker=look.marker, color=look.color, mfc="white", label=preset)
@@ -99,7 +99,7 @@ def draw_gaps(results: dict[str, Result], baseline: str) -> Figure:
                 continue
             look = RECIPES[preset]
             gap = np.array(result.train_losses) - np.array(base.train_losses)
-            axes.plot(np.arange(1, result.steps + 1), _smooth(gap), look.dash, color=look.color, lw=1.1)
+            axes.plot(np.arange(1, result.steps + 1), plots.smooth(gap), look.dash, color=look.color, lw=1.1)
             pairs = zip(result.heldout_losses, base.heldout_losses, strict=True)
             points = [(step, own - other) for (step, own), (_, other) in pairs]
             axes.plot(*zip(*points, strict=True), look.marker, color=look.color, mfc="white", ms=4.5)
@@ -181,12 +181,6 @@ def page(facts: Facts, table: pd.DataFrame, curves: tuple[Figure, Figure], study
         report.paragraph("The same again, in the folder of the clone:"),
         report.command(f".venv/bin/{facts.command}"),
     )
-
-
-def _smooth(values: np.ndarray) -> np.ndarray:
-    """Running mean over a fifteenth of the steps, centred; shorter at the ends."""
-    window = max(1, len(values) // 15)
-    return pd.Series(values).rolling(window, min_periods=1, center=True).mean().to_numpy()
 
 
 def _judge(table: pd.DataFrame, baseline: str) -> str:

@@ -65,14 +65,8 @@ def _curves(axes: Axes, values: np.ndarray, place: int, preset: str) -> None:
     color, dash = _COLORS[place % len(_COLORS)], _DASHES[place % len(_DASHES)]
     steps = np.arange(1, values.shape[1] + 1)
     for own in values if len(values) > 1 else ():
-        axes.plot(steps, _smooth(own), color=color, lw=0.5, alpha=0.4)
-    axes.plot(steps, _smooth(values.mean(0)), dash, color=color, lw=1.3, label=preset)
-
-
-def _smooth(values: np.ndarray) -> np.ndarray:
-    """Running mean over a fifteenth of the steps, centred; shorter at the ends."""
-    window = max(1, len(values) // 15)
-    return pd.Series(values).rolling(window, min_periods=1, center=True).mean().to_numpy()
+        axes.plot(steps, plots.smooth(own), color=color, lw=0.5, alpha=0.4)
+    axes.plot(steps, plots.smooth(values.mean(0)), dash, color=color, lw=1.3, label=preset)
 
 
 def sentences(differences: pd.DataFrame, baseline: str) -> list[str]:

@@ -18,6 +18,8 @@ from io import BytesIO
 from pathlib import Path
 
 import matplotlib
+import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -73,6 +75,12 @@ def panels(
     figure = Figure(figsize=(width, height))
     axes = figure.subplots(1, count, squeeze=False, gridspec_kw={"width_ratios": ratios})
     return figure, list(axes[0])
+
+
+def smooth(values: np.ndarray) -> np.ndarray:
+    """Running mean over a fifteenth of the values (n,), centred; shorter at the ends."""
+    window = max(1, len(values) // 15)
+    return pd.Series(values).rolling(window, min_periods=1, center=True).mean().to_numpy()
 
 
 def render(figure: Figure, kind: str) -> bytes:

@@ -50,6 +50,17 @@ class Ended:
         return json.loads(self.out.splitlines()[-1])
 
 
+@dataclass(frozen=True)
+class Placed:
+    """What `ranks_of` reads of a configuration."""
+
+    ep: int = 1
+    fsdp: int = 1
+    dp: int = 1
+    timeout: float = 20.0
+    device: str = "cpu"
+
+
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

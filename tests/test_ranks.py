@@ -8,7 +8,6 @@ all raise. Oracle: the grid written out by `itertools.product`; sentences made b
 import hashlib
 import itertools
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,11 @@ from reference.config import TrainConfig
 from reference.ranks import check_placement, leave, ranks_of, world_size
 from reference.same import RanksDiffer, check_same, code_digests, flat
 from reference.train import train
-from tests.rank_processes import ranks
+from tests.rank_processes import Placed, ranks
 from tests.test_train import SMALL
 
 # fields that change no bit: what another rank has, and the default
 OTHERWISE = {"waves": (2, 1), "recompute": ("layers", "none"), "eval_every": (1, 50)}
-
-
-@dataclass(frozen=True)
-class Placed:
-    ep: int = 1
-    fsdp: int = 1
-    dp: int = 1
-    timeout: float = 20.0
-    device: str = "cpu"
 
 
 def grid() -> dict[str, Any]:

@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -23,22 +22,13 @@ from reference.ranks import leave, ranks_of
 from reference.signs import Sign, Slow
 from reference.waiting import snapshot, waiting
 from reference.watch import shared_fate
-from tests.rank_processes import Ended, ranks
-
-
-@dataclass(frozen=True)
-class Placed:
-    ep: int = 1
-    fsdp: int = 1
-    dp: int = 3
-    timeout: float = 4.0
-    device: str = "cpu"
+from tests.rank_processes import Ended, Placed, ranks
 
 
 def run(how: str) -> str:
     """Rank 1 is slow at first, if that is asked for; then it ends in a way that `how` names, while the others wait."""
     signs.SLOW = 1.0
-    placed = Placed(timeout=4.0 if how == "stopped" else 60.0)
+    placed = Placed(dp=3, timeout=4.0 if how == "stopped" else 60.0)
     try:
         with shared_fate(placed.timeout) as watch:
             here = ranks_of(placed, {"lr": int(os.environ["RANK"]) if how == "different" else 0})

@@ -21,18 +21,9 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from reference import checkpoint, checkpoint_folder, sharded_checkpoint
 from reference.ranks import leave, ranks_of
 from reference.same import RanksDiffer
-from tests.rank_processes import ranks
+from tests.rank_processes import Placed, ranks
 
 EXPERTS = {"layer.w13": 0}
-
-
-@dataclass(frozen=True)
-class Placed:
-    ep: int = 1
-    fsdp: int = 1
-    dp: int = 1
-    timeout: float = 60.0
-    device: str = "cpu"
 
 
 def whole(seed: int = 3) -> dict[str, Tensor]:
@@ -110,7 +101,7 @@ def loads(here: Any, path: Path, sharded: bool) -> list[Any]:
 
 def save_and_load(folder: str, ep: str, fsdp: str, save: str) -> list[Any]:
     """On ep * fsdp ranks: save steps 1 and 2, whole and sharded, if `save`; load what is there, and a file."""
-    here = ranks_of(Placed(ep=int(ep), fsdp=int(fsdp)))
+    here = ranks_of(Placed(ep=int(ep), fsdp=int(fsdp), timeout=60.0))
     found = []
     for kind in ("plain", "sharded"):
         sharded, path = kind == "sharded", Path(folder) / kind / "checkpoint-00000002"
