@@ -8,7 +8,7 @@ import numerics as nm
 from numerics import anatomy
 from numerics.exact_text import exact
 from numerics.markup import Html, chip, code, joined, mathematical, table
-from numerics.show import code_rows, value_rows
+from numerics.show import ROUNDING_HEAD, code_rows, rounding_rows, value_rows
 
 from . import bits_data
 from .bits_data import State
@@ -98,16 +98,8 @@ def _tie(state: State) -> str:
 
 def rounding_table(fmt: nm.Format, value: float) -> Html:
     """What a number becomes under every rounding."""
-    rows = []
-    for rule in nm.Rounding:
-        for result, chance in anatomy.outcomes(fmt, value, rule).items():
-            name = rule.value if chance == 1 else f"{rule.value}, {chance:.2%} of draws"
-            rows.append((name, code(fmt.hex(result)), *_minus(fmt.value(result), fmt.value(result) - value)))
-    return table(rows, f"{short(value)} in {fmt.name}", ("rounding", "code", "value", "error"))
-
-
-def _minus(*values: float) -> list[Html]:
-    return [mathematical(f"{value:+.4g}" if i else exact(value)) for i, value in enumerate(values)]
+    rows = [(name, code(hex), *map(mathematical, numbers)) for name, hex, *numbers in rounding_rows(fmt, value)]
+    return table(rows, f"{short(value)} in {fmt.name}", ROUNDING_HEAD)
 
 
 def policy_table() -> Html:

@@ -32,7 +32,24 @@ from .block_formats import (
 )
 from .blocks import BlockTensor
 from .codes import decode, encode, round_to
-from .formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, E8M0, FORMATS, FP16, INT4, INT8, S2F6, TF32, UE4M3, Format
+from .formats import (
+    BF16,
+    E2M1,
+    E2M3,
+    E3M2,
+    E4M3,
+    E5M2,
+    E8M0,
+    FORMATS,
+    FP16,
+    INT4,
+    INT8,
+    S2F6,
+    TF32,
+    UE4M3,
+    Format,
+    format_named,
+)
 from .hadamard import hadamard, hadamard_inverse, hadamard_signs
 from .matmul import matmul
 from .matmul_bound import matmul_bound
@@ -81,6 +98,7 @@ __all__ = [
     "decode",
     "dequantize",
     "encode",
+    "format_named",
     "hadamard",
     "hadamard_inverse",
     "hadamard_signs",

@@ -16,6 +16,7 @@ Everything here is exact: the value of each code is a dyadic rational that float
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -278,3 +279,41 @@ TF32 = Format("TF32", "float", 19, 8, 10, bias=127, specials="ieee")
 FORMATS: dict[str, Format] = {
     f.name: f for f in (E2M1, E2M3, E3M2, E4M3, E5M2, UE4M3, E8M0, S2F6, INT8, INT4, FP16, BF16, TF32)
 }
+
+_WRITTEN = re.compile(r"(U?)E(\d+)M(\d+)(FNU|FN)?|INT(\d+)|S(\d+)F(\d+)")
+
+
+def format_named(name: str) -> Format:
+    """The format that `name` writes down: one of `FORMATS`, or one of your own.
+
+        E3M2FN    finite: no infinity; the all-ones magnitude is NaN from 8 bits on, as in E4M3, and a number below
+        E3M4      with infinity and NaN as IEEE 754 has them; finite where E1 or M0 leaves no code for them
+        UE5M3FN   without a sign bit
+        E5M0FNU   powers of two alone, as E8M0: no sign, no zero, the last code is NaN
+        INT6      integers. S3F4: two's complement with 3 integer and 4 fraction bits
+
+    The bias is 2^(e - 1) - 1 for e exponent bits. E4M3, E2M1 and others of `FORMATS` are what they are there, with FN
+    or without. Case does not matter. Names are those of ml_dtypes, without `float8_`.
+
+    Raises: ValueError for a name of no such shape, or widths that `Format` refuses.
+    """
+    upper = name.upper()
+    plain = "E8M0" if upper == "E8M0FNU" else upper.removesuffix("FN")
+    if upper in FORMATS or (plain in FORMATS and FORMATS[plain].specials != "ieee"):
+        return FORMATS[plain]
+    found = _WRITTEN.fullmatch(upper)
+    if found is None or (found[4] == "FNU" and (found[1] or found[3] != "0")):
+        raise ValueError(
+            f"FORMAT={name!r} is unknown: use one of {', '.join(FORMATS)}, or write one down: E3M2FN, E3M4, UE5M3FN, "
+            "E5M0FNU, INT6 or S3F4"
+        )
+    unsigned, exponent, mantissa, suffix, integers, whole, fraction = found.groups()
+    if exponent is None:
+        bits, steps = (int(integers), 0) if whole is None else (int(whole) + int(fraction), int(fraction))
+        return Format(upper, "fixed", bits, 0, steps, 0)
+    e, m = int(exponent), int(mantissa)
+    bits, bias = (not unsigned) + e + m, (1 << max(e - 1, 0)) - 1
+    if suffix == "FNU":
+        return Format(upper, "exponent", e, e, 0, bias, "nan")
+    specials = "ieee" if suffix is None and e > 1 and m > 0 else "nan" if bits >= 8 else "none"
+    return Format(upper, "float", bits, e, m, bias, specials, not unsigned)

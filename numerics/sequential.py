@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from .tensor_core import k_first, tiles
+from .uncompiled import uncompiled
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiler would fuse product and sum
+@uncompiled  # a compiler would fuse product and sum
 def sequential_product(a: Tensor, b: Tensor, promote: int | None = None, splits: int = 1) -> Tensor:
     """a (..., M, K) @ b (..., N, K).T, float32, leading axes broadcast; `promote` and `splits` as in `matmul`."""
     lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])

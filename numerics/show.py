@@ -1,7 +1,7 @@
-"""What `fourbit formats` and `fourbit show` print: tables of the formats, and one code taken apart.
+"""What `fourbit formats` and `fourbit show` print: tables of the formats, one code taken apart, one number rounded.
 
-Numbers are exact: a short decimal, else an odd integer times a power of two. `code_rows` and `value_rows` are the facts
-of a card, name and text, for whoever draws them otherwise; `anatomy` finds what they say.
+Numbers are exact: a short decimal, else an odd integer times a power of two. `code_rows`, `value_rows` and
+`rounding_rows` are the facts of a card as text, for other pages; `anatomy` computes what they say.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from .anatomy import bit_fields, interval, neighbours, outcomes, place, policy, special, split
 from .block_formats import BLOCK_FORMATS, BlockFormat
 from .exact_text import exact, readable
-from .formats import FORMATS, Format
+from .formats import FORMATS, Format, format_named
 from .rounding import Rounding
 
 
@@ -28,23 +28,30 @@ def formats_main(argv: list[str]) -> int:
 
 
 def show_main(argv: list[str]) -> int:
-    """`fourbit show FORMAT CODE` or `fourbit show FORMAT --value NUMBER`; return the exit code 0.
+    """`fourbit show FORMAT [CODE | --value NUMBER]`; return the exit code 0.
 
     Raises:
         ValueError: an unknown format, a code that is not one of its codes, a value that is no number.
     """
-    about = "Take one code of an element format apart, or encode a number and show what became of it."
+    about = "Print a format, one of its codes taken apart, or what a number becomes under every rounding."
     parser = argparse.ArgumentParser(prog="fourbit show", description=about)
-    parser.add_argument("format", metavar="FORMAT", help=", ".join(FORMATS))
+    own = "or one of your own: E3M2FN, E3M4, UE5M3FN, E5M0FNU, INT6, S3F4"
+    parser.add_argument("format", metavar="FORMAT", help=f"{', '.join(FORMATS)}; {own}")
     parser.add_argument("code", metavar="CODE", nargs="?", help="0x6C, 0b1101100 or 108")
     parser.add_argument(
         "--value", metavar="NUMBER", help="5.4, 0x1.8p-3, nan, inf; write --value=-inf with an equals sign"
     )
     given = parser.parse_args(argv)
     fmt = _format(given.format)
-    if (given.code is None) == (given.value is None):
-        raise ValueError(f"CODE={given.code} and --value={given.value}: give one of them, such as 0x1 or --value 1.5")
-    print(code_card(fmt, _code(given.code)) if given.value is None else value_card(fmt, _number(given.value)))
+    if given.code is not None and given.value is not None:
+        raise ValueError(f"CODE={given.code} and --value={given.value}: give one of them")
+    if given.code is not None:
+        print(code_card(fmt, _code(given.code)))
+    elif given.value is not None:
+        print(value_card(fmt, _number(given.value)))
+    else:
+        print(element_table([fmt]))
+        print(f"value of a code: {fmt.formula}")
     return 0
 
 
@@ -86,10 +93,28 @@ def code_rows(fmt: Format, code: int, rounding: Rounding = Rounding.NEAREST_EVEN
 
 
 def value_card(fmt: Format, value: float) -> str:
-    """The code that `value` (a float64) becomes under nearest-even rounding, the error, and that code's card."""
+    """What `value` (a float64) becomes: nearest-even code and error, every rounding, and that code's card."""
     (code,) = outcomes(fmt, value)
     title = f"{value!r} in {fmt.name} becomes {fmt.hex(code)} = {exact(fmt.value(code))}"
-    return f"{_card(title, value_rows(fmt, value, code))}\n\n{code_card(fmt, code)}"
+    every = _aligned([ROUNDING_HEAD, *rounding_rows(fmt, value)])
+    return f"{_card(title, value_rows(fmt, value, code))}\n\n{every}\n\n{code_card(fmt, code)}"
+
+
+ROUNDING_HEAD = ("rounding", "code", "value", "error")
+
+
+def rounding_rows(fmt: Format, value: float) -> list[tuple[str, str, str, str]]:
+    """What `value` (a float64) becomes under every rounding: a row for each result, columns `ROUNDING_HEAD`.
+
+    Stochastic rounding (16 random bits) has two results where `value` lies between two values of the format; their
+    probabilities are exact, multiples of 2^-16.
+    """
+    rows = []
+    for rule in Rounding:
+        for code, chance in outcomes(fmt, value, rule).items():
+            name = rule.value if chance == 1 else f"{rule.value}, {chance:.2%} of draws"
+            rows.append((name, fmt.hex(code), exact(fmt.value(code)), f"{fmt.value(code) - value:+.4g}"))
+    return rows
 
 
 def value_rows(fmt: Format, value: float, code: int) -> list[tuple[str, str]]:
@@ -197,12 +222,10 @@ def _interval(fmt: Format, code: int, rounding: Rounding) -> str:
 
 
 def _format(name: str) -> Format:
-    if name.upper() in FORMATS:
-        return FORMATS[name.upper()]
     if name.upper() in BLOCK_FORMATS:
         element = BLOCK_FORMATS[name.upper()].element.name
         raise ValueError(f"FORMAT={name!r} is a block format: `fourbit formats` has it; show its elements, {element}")
-    raise ValueError(f"FORMAT={name!r} is unknown: use one of {', '.join(FORMATS)}")
+    return format_named(name)
 
 
 def _code(text: str) -> int:

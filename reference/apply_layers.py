@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from numerics import hadamard_signs
 from numerics.arguments import require_kind
 from numerics.cache import cached
+from numerics.uncompiled import uncompiled
 
 from .apply_find import MASTERS
 from .apply_steps import Steps
@@ -67,7 +68,7 @@ class Follows(nn.Module):
 
 @functools.cache
 def derived(original: type[nn.Module], experts: bool) -> type[nn.Module]:
-    compute = torch.compiler.disable(_experts if experts else _linear)  # the compiler would change bits
+    compute = uncompiled(_experts if experts else _linear)  # the compiler would change bits
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Tensor:
         return compute(self, *args, **kwargs)

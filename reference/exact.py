@@ -28,6 +28,7 @@ from torch import Tensor
 
 from numerics.exact_sum import exact_product
 from numerics.floats import power_of_two
+from numerics.uncompiled import uncompiled
 
 _FIXED = 1 << 22  # products of elements that are summed exactly at a time
 _PIECE = 1 << 16  # elements that stay in a CPU's cache
@@ -38,7 +39,7 @@ def _norms(a: Tensor) -> Tensor:
     return a.square().sum(-1, keepdim=True).sqrt()
 
 
-@torch.compiler.disable
+@uncompiled
 def dot(a: Tensor, b: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Exact a @ b.T, each element rounded once to FP32; a sum of zeros is +0.
 
@@ -89,7 +90,7 @@ _EXP = [1 / math.factorial(k) for k in range(13, -1, -1)]
 _ATANH = [2 / (2 * k + 1) for k in range(11, -1, -1)]
 
 
-@torch.compiler.disable
+@uncompiled
 def exp(x: Tensor) -> Tensor:
     """e^x, float32; x: float32, at most 88. r = x - n ln 2, |r| <= ln(2) / 2; e^x = 2^n sum_k r^k / k!."""
     if x.is_cuda or x.numel() <= _PIECE:
@@ -105,7 +106,7 @@ def _exp(x: Tensor) -> Tensor:
     return (_polynomial(_EXP, r) * power_of_two(n.nan_to_num(0.0), torch.float64)).to(torch.float32)
 
 
-@torch.compiler.disable
+@uncompiled
 def log(x: Tensor) -> Tensor:
     """ln x, float64; x: float32 or float64, positive and normal. x = 2^n m, m within 2^(+-1/2); ln m = 2 atanh s."""
     m, n = torch.frexp(x.to(torch.float64))

@@ -9,6 +9,8 @@ import math
 import re
 from dataclasses import replace
 
+import ml_dtypes
+import numpy as np
 import pytest
 import torch
 
@@ -146,6 +148,15 @@ TF32 0x3FBFF = 2047 x 2^117
 5.4 in E2M1 becomes 0x7 = 6
   error        +0.6, 11.111% of the number
 
+rounding                      code  value  error
+nearest, ties to even         0x7   6      +0.6
+toward zero                   0x6   4      -1.4
+toward +infinity              0x7   6      +0.6
+toward -infinity              0x6   4      -1.4
+nearest, ties away from zero  0x7   6      +0.6
+stochastic, 70.00% of draws   0x7   6      +0.6
+stochastic, 30.00% of draws   0x6   4      -1.4
+
 E2M1 0x7 = 6
   bits         0 11 1  sign, exponent, mantissa
   exponent     3 - bias 1 = 2
@@ -244,7 +255,7 @@ def test_card(arguments: str, capsys: pytest.CaptureFixture[str]):
 
 @pytest.mark.parametrize("arguments", BECAME)
 def test_what_became_of_a_number(arguments: str, capsys: pytest.CaptureFixture[str]):
-    first, card = output(f"show {arguments}", capsys).split("\n\n")
+    first, _, card = output(f"show {arguments}", capsys).split("\n\n")
     assert [line.strip() for line in first.splitlines()] == BECAME[arguments]
     name = arguments.split()[0]
     code = re.search("0x[0-9A-F]+", first.split("becomes")[1])
@@ -330,18 +341,57 @@ def test_a_format_of_ones_own():
     assert show.code_card(shifted, 0x1F).startswith("E3M2b4 0x1F = 14\n")
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("E3M4", "float8_e3m4"),
+        ("E3M2FN", "float6_e3m2fn"),
+        ("E2M3FN", "float6_e2m3fn"),
+        ("E2M1FN", "float4_e2m1fn"),
+        ("e4m3fn", "float8_e4m3fn"),
+        ("E5M2", "float8_e5m2"),
+        ("E8M0FNU", "float8_e8m0fnu"),
+    ],
+)
+def test_a_written_format_is_that_of_ml_dtypes(name: str, dtype: str):
+    fmt = nm.format_named(name)
+    codes = np.arange(1 << fmt.bits, dtype=np.uint8)
+    theirs = codes.view(getattr(ml_dtypes, dtype)).astype(np.float32)
+    assert np.array_equal(fmt.table().numpy(), theirs, equal_nan=True)
+
+
+def test_formats_that_no_library_has():
+    assert nm.format_named("E3M0").values().tolist() == [s * v for s, v in SIGNED_POWERS]
+    assert nm.format_named("INT2").values().tolist() == [-2, -1, 0, 1]
+    assert nm.format_named("S3F4").values().tolist() == [i / 16 for i in range(-64, 64)]
+    assert nm.format_named("UE2M2FN").values().tolist() == [*(i / 4 for i in range(8)), 2, 2.5, 3, 3.5, 4, 5, 6, 7]
+    assert nm.format_named("UE4M4FN").nan_code == 255 and nm.format_named("E5M0FNU").max == 2.0**15
+
+
+SIGNED_POWERS = [(-1, 2.0**k) for k in range(4, -3, -1)] + [(1, 0.0)] + [(1, 2.0**k) for k in range(-2, 5)]
+
+
+def test_a_format_alone_prints_its_line_and_formula(capsys: pytest.CaptureFixture[str]):
+    _, line, _, formula = output("show E3M2FN", capsys).splitlines()
+    assert line.split() == ["E3M2", "6", "s1", "e3", "m2", "3", "-28", "28", "0.25", "0.0625", "63", "none"]
+    assert formula.endswith("(-1)^s x 2^(E - 3) x (1 + M/4); (-1)^s x 2^-2 x M/4 where E = 0")
+
+
 # ---- mistakes --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("E4M4 0", "FORMAT='E4M4' is unknown: use one of E2M1, E2M3, E3M2, E4M3, E5M2, UE4M3, E8M0, S2F6"),
+        ("fp4 0", "FORMAT='fp4' is unknown: use one of E2M1, E2M3, E3M2, E4M3, E5M2, UE4M3, E8M0, S2F6"),
+        ("E4M3FNUZ 0", "FORMAT='E4M3FNUZ' is unknown"),
+        ("E4M3FNU 0", "FORMAT='E4M3FNU' is unknown"),
+        ("E9M1 0", "exponent_bits=9 of format E9M1: use 1 to 8"),
+        ("INT40 0", "bits=40 of format INT40: use 2 to 32"),
         ("nvfp4 0", "FORMAT='nvfp4' is a block format: `fourbit formats` has it; show its elements, E2M1"),
         ("E4M3 256", "code=256 is not a code of E4M3: use 0 to 255"),
         ("E4M3 -1", "code=-1 is not a code of E4M3: use 0 to 255"),
         ("E4M3 6C", "CODE='6C' is no integer: write 0x6C, 0b1101100 or 108"),
-        ("E4M3", "CODE=None and --value=None: give one of them, such as 0x1 or --value 1.5"),
         ("E4M3 1 --value 2", "CODE=1 and --value=2: give one of them"),
         ("E4M3 --value x", "--value='x' is no float64: write 5.4, 0x1.8p-3, nan or inf"),
         ("E4M3 --value 0x1p9999", "--value='0x1p9999' is no float64"),
