@@ -32,8 +32,8 @@ from .check_case import UNLIKE, Case, cases
 from .check_codes import CodeLaw, code_laws, other_signs, tie_distance
 from .check_dump import Dump, dump_of, read
 from .check_laws import Folded, ScaleLaw, not_finite, scale_laws, shortlist
-from .check_products import judge_product
 from .check_outer import Judgement, Meaning, judge_outer, of_law
+from .check_products import judge_product
 from .check_report import Report
 from .check_values import judge_values
 
@@ -105,7 +105,7 @@ def _format(fmt: str) -> str:
 
 @dataclass(frozen=True)
 class _Judged:
-    """A case with the dialects that make all of it, `names`, or the laws that come nearest, and what its outer means."""
+    """A case with the dialects that make all of it, `names`, or the laws that come nearest; and its outer."""
 
     case: Case
     folded: Folded
@@ -126,7 +126,7 @@ class _Judged:
 
 
 def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, scale_layout: str | None) -> Report:
-    found = cases(dump, fmt, axis)
+    found = _cases(dump, fmt, axis, contract)
     judged: list[_Judged] = []
     for case in found:
         judged.append(_judge(case, _outer(dump, case, axis), contract))
@@ -138,6 +138,16 @@ def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, 
         text = f"{text} {found[0].error:.2f} of x's energy, and no law makes them: they are of another tensor"
         return Report(found[0].layout.name, (), (), (f"{text}, or out of place",))
     return _report(best, dump, axis, contract, scale_layout)
+
+
+def _cases(dump: Dump, fmt: str | None, axis: int, contract: str | None) -> list[Case]:
+    """Readings of the dump, in the formats that the contract makes if the shapes allow any of them."""
+    if fmt is None and contract is not None:
+        try:
+            return cases(dump, DIALECTS[contract].formats, axis)
+        except ValueError:
+            pass  # then it is said which formats it makes
+    return cases(dump, None if fmt is None else (fmt,), axis)
 
 
 def _outer(dump: Dump, case: Case, axis: int) -> Tensor | None:
@@ -171,7 +181,7 @@ def _judge(case: Case, outer: Tensor | None, contract: str | None) -> _Judged:
     judged, names = None, _names(found, contract)
     if names:
         judged = _Judged(case, folded, found, names, judge_outer(found, folded, names, contract))
-        if not judged.outer.faults or found[names[0]].outer == "given":
+        if not judged.outer.faults or contract in names or found[names[0]].outer == "given":
             return judged
     asked = [verdict.dialect for verdict in found if contract == verdict.dialect.name]
     laws = scale_laws(folded, asked or shortlist(folded, found))

@@ -62,9 +62,9 @@ class Case:
         return ~self.real.view(-1, self.layout.block).all(-1)
 
 
-def cases(dump: Dump, fmt: str | None, axis: int) -> list[Case]:
-    """Readings of a quantization: those whose error is close to the least, and rivals without a fault; these first.
-    Where all are unlike x, the likeliest without a fault.
+def cases(dump: Dump, formats: tuple[str, ...] | None, axis: int) -> list[Case]:
+    """Readings of a quantization, in some formats or any: those whose error is close to the least, and rivals without a
+    fault; these first. Where all are unlike x, the likeliest without a fault.
 
     Raises: ValueError if no layout explains the shapes.
     """
@@ -72,7 +72,8 @@ def cases(dump: Dump, fmt: str | None, axis: int) -> list[Case]:
     if axis not in (-1, -2, x.ndim - 1, x.ndim - 2):
         raise ValueError(f"axis={axis}: x has shape {tuple(x.shape)}; blocks run along one of its last two axes")
     x = x if axis in (-1, x.ndim - 1) else x.mT
-    found = [case for layout in _layouts(fmt) for case in _of_layout(dump, layout, x, fmt is not None)]
+    layouts = [LAYOUTS[name] for name in formats or LAYOUTS]
+    found = [case for layout in layouts for case in _of_layout(dump, layout, x, len(layouts) == 1)]
     if not found:
         shapes = ", ".join(f"{name} {tuple(dump[name].shape)}" for name in ("x", "codes", "scales"))
         raise ValueError(
@@ -87,10 +88,6 @@ def cases(dump: Dump, fmt: str | None, axis: int) -> list[Case]:
     rivals = [case for case in sound if case.error <= RIVAL * least + 1e-9]
     close = [case for case in found if case.error <= CLOSE * least + 1e-9 and case.faults]
     return sorted([*rivals, *close], key=lambda case: len(case.faults))[:8]
-
-
-def _layouts(fmt: str | None) -> list[Layout]:
-    return list(LAYOUTS.values()) if fmt is None else [LAYOUTS[fmt]]
 
 
 def _of_layout(dump: Dump, layout: Layout, x: Tensor, named: bool) -> Iterator[Case]:

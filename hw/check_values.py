@@ -92,12 +92,14 @@ def _wrong(f: Folded, m: Meaning) -> Iterator[tuple[str, Tensor]]:
     q, s, factor, stored = _parts(f, m)
     yield "the outer scale is lost in values: they are code * scale alone", q * s
     bound = next((bound for bound in BOUNDS[1:] if _close(stored / bound, factor)), None)
-    for t in (stored, factor):
-        yield WRONG_WAY + "it is divided by", (q * s) / t
-        yield WRONG_WAY + "it is divided by", q * (s / t)
-    for t in (stored, 1 / factor):
-        amax = f"amax is multiplied in, without 1/{bound:.0f}" if bound and t is stored else "it is multiplied in"
-        words = WRONG_WAY + amax
+    if bound is not None:
+        yield f"{WRONG_WAY}amax is multiplied in, without 1/{bound:.0f}", (q * s) * stored
+        yield f"{WRONG_WAY}amax is multiplied in, without 1/{bound:.0f}", q * (s * stored)
+    words = WRONG_WAY + ("it is multiplied in" if _close(stored, 1 / factor) else "it is divided by")
+    for t in (factor, stored) if "divided" in words else (factor,):
+        yield words, (q * s) / t
+        yield words, q * (s / t)
+    for t in (1 / factor, stored) if "multiplied" in words else (1 / factor,):
         yield words, (q * s) * t
         yield words, q * (s * t)
     yield "the outer scale is multiplied in twice in values", ((q * s) * factor) * factor
