@@ -288,4 +288,3 @@ def _finite(x: Tensor) -> Tensor:
         return x.clamp_(-FLT_MAX, FLT_MAX)
     bits = x.view(torch.int32)
     return (bits - ((bits & 0x7FFFFFFF) == 0x7F800000).to(torch.int32)).view(torch.float32)
-

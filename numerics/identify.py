@@ -24,7 +24,7 @@ from .arguments import require_integers, require_same_device
 from .codes import as_tensor, decode_tensor, require_float
 from .dialects import DIALECTS
 from .dialects_core import Blocks, Dialect, Outer, Steps, checked, folded_outer, given_outer
-from .dialects_layout import LAYOUTS, Layout, scale_values, scales_differ
+from .dialects_layout import LAYOUTS, Layout, scales_differ
 from .formats import Format
 from .identify_result import Difference, Identification, Verdict
 
@@ -142,8 +142,8 @@ def _chosen(names: Iterable[str] | None, layout: Layout) -> list[Dialect]:
 
 @dataclass(frozen=True)
 class _Dump:
-    """What is to be identified: `x` and codes (..., n, B) and scales (..., n, 1), the outer with the axes of the tensor,
-    and which places hold values rather than padding, like `x`."""
+    """What is to be identified: `x` and codes (..., n, B), scales (..., n, 1), the outer with the axes of the tensor, and
+    which places hold values rather than padding, like `x`."""
 
     x: Tensor
     axis: int
