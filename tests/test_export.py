@@ -227,7 +227,7 @@ def test_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("name", ["fourbit", "nvfp4_nvidia"])
 def test_every_module_is_quantized_or_ignored(name: str, kind: str) -> None:
-    """SGLang, and some versions of vLLM, refuse one that is in no list (vllm-project/llm-compressor#2163)."""
+    """SGLang, and some versions of vLLM, refuse one that is in no list (vllm-project/vllm#12617)."""
     found = export(loaded(name, MODELS[kind]), "compressed-tensors")
     entry = found.config["quantization_config"]
     patterns = [target.removeprefix("re:") for g in entry["config_groups"].values() for target in g["targets"]]
