@@ -19,7 +19,7 @@ from torch import Tensor
 import numerics as nm
 
 from .check_chance import one_threshold, shared_words
-from .check_laws import MODES, NARROW, Folded, ScaleLaw, best_first
+from .check_laws import MODES, NARROW, Folded, ScaleLaw, best_first, scale_name
 
 TIES_DOWN = "with ties toward zero instead of to even"
 
@@ -64,7 +64,7 @@ def _codes(f: Folded, law: ScaleLaw) -> Iterator[CodeLaw]:
 
 
 def _stored(f: Folded) -> Tensor:
-    return nm.decode(f.scales, f.case.scale_format).to(torch.float64)
+    return f.scale_values.to(torch.float64)
 
 
 def _quotients(f: Folded, law: ScaleLaw) -> Iterator[tuple[str, Tensor]]:
@@ -85,7 +85,7 @@ def _wrong_quotients(f: Folded, law: ScaleLaw) -> Iterator[tuple[str, Tensor]]:
             yield cut, _over(f.x.to(dtype).to(torch.float64), scale * factor)
     bare = (
         "the scale byte is rounded, the payload is not: elements are divided by the scale as it was before it was "
-        f"rounded to {scale_format.name}"
+        f"rounded to {scale_name(scale_format)}"
     )
     yield bare, _over(x, law.steps(f).ratio.to(torch.float64) * factor)
     yield bare, _over(x, f.x.abs().amax(-1, keepdim=True).to(torch.float64) / element.max)
@@ -120,7 +120,7 @@ def _stochastic(f: Folded, law: ScaleLaw) -> Iterator[CodeLaw]:
     far = [float(((f.codes != nearest) & inside).sum()) for nearest in _nearest(q, element)]
     if expected < 12 * spread:  # the variance of either count
         return
-    kept = [t.flatten(-2)[..., f.case.real] for t in (share, up, q < 0, inside)]
+    kept = [f.case.cut(f.case.folding.unfold(t)) for t in (share, up, q < 0, inside)]
     threshold = one_threshold(*kept)
     if threshold is not None:
         fault = f"codes go to the farther neighbour from {threshold:.3f} of the way on, not from half of it"

@@ -52,8 +52,7 @@ class Meaning:
         return self._decoded(f, torch.tensor(f.case.layout.element.max), torch.float64).squeeze(-1)
 
     def _decoded(self, f: Folded, q: Tensor, dtype: torch.dtype) -> Tensor:
-        s = nm.decode(f.scales, f.case.scale_format)
-        return self.dialect.decode(q.to(dtype), s.to(dtype), self.outer.to(dtype))
+        return self.dialect.decode(q.to(dtype), f.scale_values.to(dtype), self.outer.to(dtype))
 
     def scopes(self, f: Folded) -> Tensor:
         """Which entry of `outer` each block meets, int64 (..., n): an index into it, flattened."""
@@ -168,7 +167,7 @@ def _left_under(m: Meaning, f: Folded, facts: list[str], faults: list[str]) -> J
 
 def left(m: Meaning, f: Folded) -> Left:
     """What is left of x, block by block."""
-    v, s = m.values(f, torch.float64), nm.decode(f.scales, f.case.scale_format).squeeze(-1)
+    v, s = m.values(f, torch.float64), f.scale_values.squeeze(-1)
     v, x = torch.where(f.real, v, 0.0), torch.where(f.finite, f.x, 0.0).to(torch.float64)
     b, t = x.abs().amax(-1), v.abs().amax(-1)
     nan = ~torch.isfinite(v).all(-1) & f.finite.squeeze(-1)

@@ -27,17 +27,15 @@ WRONG_WAY = "the outer scale is used in the wrong direction in values: "
 
 
 def judge_values(dump: Dump, f: Folded, meanings: list[Meaning], axis: int) -> tuple[list[str], list[str]]:
-    """(facts, faults) about `values` of the dump, if there are any. meanings: those that the bytes may have."""
-    values, x = dump.get("values"), dump["x"]
-    if values is None:
-        return [], []
+    """(facts, faults) about `values` of the dump. meanings: those that its bytes may have."""
+    values, x = dump["values"], dump["x"]
     if values.shape != x.shape:
         return [], [f"values have shape {tuple(values.shape)}: x has {tuple(x.shape)}"]
     values = values if values.ndim > 1 else values.unsqueeze(0)
     values = values if axis in (-1, values.ndim - 1) else values.mT
 
     def kept(t: Tensor) -> Tensor:
-        return torch.broadcast_to(t, f.x.shape).flatten(-2)[..., f.case.real]
+        return f.case.cut(f.case.folding.unfold(torch.broadcast_to(t, f.x.shape)))
 
     def same(t: Tensor) -> bool:
         return _same(kept(t).to(values.dtype), values)
@@ -59,7 +57,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 def _parts(f: Folded, m: Meaning) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Code values, scale values, the factor F, and the outer as it is stored."""
-    q, s, one = nm.decode(f.codes, f.case.layout.element), nm.decode(f.scales, f.case.scale_format), torch.ones(1)
+    q, s, one = nm.decode(f.codes, f.case.layout.element), f.scale_values, torch.ones(1)
     return q, s, m.dialect.decode(one, one, m.outer), m.outer if f.outer is None else f.outer
 
 
