@@ -108,8 +108,10 @@ def cases(dump: Dump, formats: tuple[str, ...] | None, axis: int) -> list[Case]:
     found.sort(key=lambda case: case.error)  # equal ones stay in order, the usual first
     least, sound = found[0].error, [case for case in found if not case.faults]
     if least > UNLIKE:
-        first = {case.layout.name: case for case in reversed(sound)}  # of each format
-        return sorted(first.values(), key=lambda case: case.error) or found[:1]
+        first: dict[str, Case] = {}
+        for case in sound:  # the first of each format
+            first.setdefault(case.layout.name, case)
+        return list(first.values()) or found[:1]
     rivals = [case for case in sound if case.error <= RIVAL * least + 1e-9]
     close = [case for case in found if case.error <= CLOSE * least + 1e-9 and case.faults]
     return sorted([*rivals, *close], key=lambda case: len(case.faults))[:8]
