@@ -7,6 +7,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+FINDING_WORDS, KEY_ROWS = 60, 12
+
 
 @dataclass(frozen=True, eq=False)
 class Table:
@@ -35,12 +37,17 @@ class Result:
         rows: every measurement, one a row, with a column for each thing that was varied.
         figure: drawn with `plots`.
         caption: what the figure shows, one or two sentences of plain text.
-        finding: the answer in plain text, one paragraph without the question; states n and an interval, computed
-            from `rows`.
+        finding: the answer in one or two sentences of plain text, with its main number, n and interval, computed from
+            `rows`.
+        details: what else was found, a sentence each.
         seeds: all seeds that were used.
         summary: the finding's numbers, a JSON object.
         device: where it ran, "cpu" or "cuda".
-        tables: for readers, in the order of the page. plates: figures beside the first.
+        tables: for readers. The first is the key table: what the finding rests on, in at most 12 rows and with three
+            digits. plates: figures beside the first.
+
+    Raises:
+        ValueError: a finding of more than 60 words, or a key table of more than 12 rows.
     """
 
     rows: pd.DataFrame
@@ -52,6 +59,15 @@ class Result:
     device: str = "cpu"
     tables: tuple[Table, ...] = ()
     plates: tuple[Plate, ...] = ()
+    details: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        words = len(self.finding.split())
+        if words > FINDING_WORDS:
+            raise ValueError(f"finding has {words} words: say it in {FINDING_WORDS}, and the rest in details")
+        if self.tables and len(self.tables[0].frame) > KEY_ROWS:
+            rows = len(self.tables[0].frame)
+            raise ValueError(f"tables[0], the key table, has {rows} rows: keep the {KEY_ROWS} that matter")
 
 
 def markdown(frame: pd.DataFrame) -> str:
