@@ -137,7 +137,8 @@ def page(facts: Facts, table: pd.DataFrame, curves: tuple[Figure, Figure], study
     """The whole page.
 
     Args:
-        facts, table: what to tell. curves: loss and gap. study: folder of the requantization study, in a folder beside the page.
+        facts, table: what to report. curves: loss and gap. study: of the requantization study, two folders below the
+            page's.
     """
     loss, gap = (plots.render(figure, "svg") for figure in curves)
     model = facts.run.model

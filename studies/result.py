@@ -1,5 +1,7 @@
 """What a study is, and what it returns: data for the harness in `study`."""
 
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,6 +70,33 @@ class Result:
         if self.tables and len(self.tables[0].frame) > KEY_ROWS:
             rows = len(self.tables[0].frame)
             raise ValueError(f"tables[0], the key table, has {rows} rows: keep the {KEY_ROWS} that matter")
+
+
+def key_table(frame: pd.DataFrame, caption: str) -> Table:
+    """The key table of a study: `frame` with decimals cut to three digits."""
+    return Table("key", frame.map(three_digits), caption)
+
+
+_DECIMAL = re.compile(r"(-?\d+\.\d+)( ± )?(?(2)(\d+\.\d+))(?!\d)")
+
+
+def three_digits(cell: Any) -> Any:
+    """A cell whose decimals have three digits: 9.041 ± 0.037 becomes 9.04 ± 0.04. Integers and words stay."""
+    if isinstance(cell, float):
+        return "" if math.isnan(cell) else f"{cell:.3g}"
+    if not isinstance(cell, str):
+        return cell
+
+    def short(found: re.Match[str]) -> str:
+        number, half = float(found[1]), found[3]
+        places = 2 if number == 0 else max(0, 2 - math.floor(math.log10(abs(number))))
+        places = min(places, len(found[1].partition(".")[2]))
+        if half is None:
+            return f"{number:.{places}f}"
+        short_half = f"{float(half):.{places}f}"
+        return f"{number:.{places}f} ± {short_half if float(short_half) else f'{float(half):.1g}'}"
+
+    return _DECIMAL.sub(short, cell)
 
 
 def markdown(frame: pd.DataFrame) -> str:

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from studies import interval, plots, progress, report, requantization, study
-from studies.result import Plate, Result, Study, Table
+from studies.result import Plate, Result, Study, Table, three_digits
 
 FILES = ["figure.png", "figure.svg", "finding.md", "meta.json", "rows.csv"]
 
@@ -215,6 +215,23 @@ def test_a_section_shows_figure_finding_and_key_table_and_folds_the_rest(tmp_pat
     names = ["rows.csv", "key.csv", "some.csv", "many.csv", "figure.svg", "again.svg", "meta.json"]
     assert linked == names and all((folder / name).is_file() for name in names)
     assert "prefers-color-scheme: dark" in page
+
+
+def test_three_digits_keep_an_interval() -> None:
+    cells = {
+        "9.041 ± 0.037": "9.04 ± 0.04",
+        "20.434 ± 0.018": "20.4 ± 0.02",
+        "0.0123456 and 1,234 of 16": "0.0123 and 1,234 of 16",
+        "-0.9988 ± 0.0056": "-0.999 ± 0.006",
+        "6.32e-7 ± 1.08e-7": "6.32e-7 ± 1.08e-7",
+        "1e-3": "1e-3",
+        "16x16": "16x16",
+        3.14159: "3.14",
+        458751.98: "4.59e+05",
+        7: 7,
+    }
+    assert {cell: three_digits(cell) for cell in cells} == cells
+    assert three_digits(float("nan")) == ""
 
 
 def test_a_finding_is_short_and_so_is_the_key_table() -> None:
