@@ -39,7 +39,8 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums lining-num
 figcaption { color: var(--soft); font-size: .85rem; line-height: 1.45; padding-top: .5rem; max-width: 46rem; }
 th, td { padding: .34rem .9rem .34rem 0; text-align: left; vertical-align: baseline; }
 th:last-child, td:last-child { padding-right: 0; }
-th.number, td.number { text-align: right; white-space: nowrap; }
+th.number, td.number { text-align: right; }
+td.number { white-space: nowrap; }
 thead th { font-size: .82rem; border-bottom: 1.5px solid var(--ink); vertical-align: bottom; }
 tbody td { border-bottom: 1px solid var(--faint); }
 figure { margin: 1.2rem 0; }
