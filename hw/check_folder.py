@@ -68,7 +68,7 @@ def check_folder(folder: Path, original: Path | None = None) -> FolderReport:
 
 def _require_judged(folder: Path, plan: Plan, modules: list[Module], findings: list[Finding]) -> None:
     """Raises ValueError if there is nothing to judge; a finding if the config says quantized, and nothing is."""
-    foreign = sorted({s.fmt for _, s in plan.named} - set(JUDGED))
+    foreign = sorted({scheme.fmt for _, scheme in plan.named} - set(JUDGED))
     if foreign and all(scheme.fmt in foreign for _, scheme in plan.named):
         raise ValueError(f"{folder} is quantized by {', '.join(foreign)}: {', '.join(JUDGED)} are judged, no others")
     if modules:
@@ -124,8 +124,11 @@ def _relatives(
 ) -> list[Finding]:
     """What modules lack beside their siblings and the config."""
     names = _names(modules, others)
-    findings = missing_parts(modules, plan) + missing_experts(names, plan) + fused_outers(matrices, seen)
-    findings += magnitudes(seen, {name for finding in told for name in finding.tensors})
+    formats = {m.module.name: m.fmt for m in matrices}
+    findings = missing_parts(modules, formats, plan) + missing_experts(names, plan) + fused_outers(matrices, seen)
+    named = {name for finding in told for name in finding.tensors}
+    named |= {m.name for m in modules if any(entry.name in named for entry in m.parts.values())}
+    findings += magnitudes(seen, named)
     return findings + unquantized(others, modules, plan) + sizes(matrices, set(names), plan)
 
 

@@ -122,7 +122,7 @@ def _left_out(pattern: str, module: str, method: str | None, strict: bool) -> bo
     inside = bool(plain) and f".{plain}." in f".{module}."
     if strict:
         return inside and method != "compressed-tensors" and f".{module}.".startswith(f".{plain}.")
-    return inside or plain in module
+    return inside or fnmatchcase(module, f"*{pattern}*")
 
 
 def plan_of(folder: Path) -> tuple[Plan, list[Finding]]:
@@ -194,11 +194,12 @@ def _read(plan: Plan, entry: dict[str, Any]) -> list[Finding]:
 
 def _modelopt(plan: Plan, entry: dict[str, Any]) -> list[Finding]:
     layers = entry.get("quantized_layers") or {}
-    plan.named = [(name, _algorithm(e)) for name, e in layers.items()]
+    plan.named = [(name, scheme) for name, e in layers.items() if (scheme := _algorithm(e))]
     algo = entry.get("quant_algo")
     findings = []
     if algo not in (None, "MIXED_PRECISION"):
-        plan.named.append(("*", _algorithm(entry)))
+        scheme = _algorithm(entry)
+        plan.named += [("*", scheme)] if scheme else []
     elif not layers:
         groups = entry.get("config_groups") or {}
         plan.named = [(t, _arguments(g, None)) for g in groups.values() for t in g.get("targets", ["Linear"])]
@@ -211,9 +212,12 @@ def _modelopt(plan: Plan, entry: dict[str, Any]) -> list[Finding]:
     return findings
 
 
-def _algorithm(entry: dict[str, Any]) -> Scheme:
+def _algorithm(entry: dict[str, Any]) -> Scheme | None:
+    """The scheme of an algorithm; None if it is unknown."""
     name = str(entry.get("quant_algo")).upper()
-    found = ALGORITHMS.get(name, Scheme(name))
+    found = ALGORITHMS.get(name, Scheme(name) if name in FOREIGN else None)
+    if found is None:
+        return None
     group = entry.get("group_size") if found.group else None
     return Scheme(found.fmt, int(group) if group else found.group, found.tile, found.inputs)
 

@@ -95,26 +95,28 @@ def _far(s: Seen, usual: float, outer: float) -> Finding:
     return Finding("outer", text, (s.name,), detail)
 
 
-def missing_parts(modules: list[Module], plan: Plan) -> list[Finding]:
-    """Codes, scales, outers and scales of activations that are not there, by the scheme or beside the siblings."""
-    of = {m.name: m for m in modules}
-    usual: dict[str, set[str]] = {}
-    suffixes: dict[str, dict[str, str]] = {}
-    for kind, names in by_role(of).items():
-        parts = [p for n in names for p in of[n].parts]
-        usual[kind] = {p for p in set(parts) if (len(names) - parts.count(p)) * RARE <= len(names)}
-        suffixes[kind] = {p: of[n].suffix[p] for n in names for p in of[n].parts}
+def missing_parts(modules: list[Module], formats: dict[str, str], plan: Plan) -> list[Finding]:
+    """Codes, scales, outers and scales of activations that are not there, by the scheme or beside the siblings.
+    formats: of the modules that can be read; a scheme of another format is a finding of its own."""
+    groups: dict[tuple[str, str], list[Module]] = defaultdict(list)  # of one role and one dtype of codes
+    for module in modules:
+        codes = module.parts.get("codes")
+        groups[role(module.name), codes.dtype if codes else ""].append(module)
     findings = []
-    for name, module in of.items():
-        scheme, kind = plan.scheme(name), role(name)
-        wanted = {"codes", "scale"} | usual[kind]
-        if scheme is not None and plan.exempt(name, strict=True) is None:
-            wanted |= {"outer"} if scheme.fmt == "NVFP4" else set()
-            wanted |= {"input"} if scheme.inputs else set()
-        if "scale" in module.parts and module.parts["scale"].dtype == "F8_E4M3":
-            wanted.add("outer")
-        for part in sorted(wanted - set(module.parts)):
-            findings.append(_lacks(module, part, suffixes[kind].get(part), plan))
+    for group in groups.values():
+        parts = [part for module in group for part in module.parts]
+        usual = {part for part in set(parts) if (len(group) - parts.count(part)) * RARE <= len(group)}
+        suffix = {part: module.suffix[part] for module in group for part in module.parts}
+        for module in group:
+            scheme, wanted = plan.scheme(module.name), {"codes", "scale"} | usual
+            same = scheme is not None and formats.get(module.name, scheme.fmt) == scheme.fmt
+            if scheme is not None and same and plan.exempt(module.name, strict=True) is None:
+                wanted |= {"outer"} if scheme.fmt == "NVFP4" else set()
+                wanted |= {"input"} if scheme.inputs else set()
+            if "scale" in module.parts and module.parts["scale"].dtype == "F8_E4M3":
+                wanted.add("outer")
+            lost = sorted(wanted - set(module.parts))
+            findings += [_lacks(module, part, suffix.get(part), plan) for part in lost]
     return findings
 
 
@@ -153,7 +155,7 @@ def missing_experts(names: Iterable[str], plan: Plan) -> list[Finding]:
         for matrix, there in by_matrix.items():
             lost = sorted(every - there)
             if lost:
-                text = f"{matrix} is missing in experts: {len(every)} there are by the config or the other matrices"
+                text = f"it is missing, of {len(every)} experts that the config or other matrices have"
                 findings.append(Finding("missing", text, tuple(f"{head}.{e}.{matrix}" for e in lost)))
         if count and len(every) > count:
             text = f"{len(every)} experts, and the config has {count}"

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from .check_folder_config import JUDGED, Plan
 from .check_folder_files import FLOATS, Entry
 from .check_folder_kin import role
 from .check_folder_parts import BLOCK, Matrix, Module
 from .check_folder_report import Finding
+from .check_folder_values import beyond
 
 # matrices that every method quantizes unless told otherwise: a class "Linear" is all that most configs name
 LINEAR = re.compile(
@@ -44,9 +46,10 @@ def against_scheme(m: Matrix, plan: Plan) -> list[Finding]:
         return [Finding("config", text, (name,))]
     if m.fmt in BLOCK and scheme.group not in (None, BLOCK[m.fmt]):
         return [Finding("config", f"the config says groups of {scheme.group}: {m.fmt} has {BLOCK[m.fmt]}", (name,))]
-    if m.fmt == "FP8" and scheme.tile and m.block != scheme.tile and m.block != (m.rows, m.columns):
-        text = f"the config says tiles of {list(scheme.tile)}, and the scales are those of {list(m.block)}"
-        return [Finding("config", text, (name,))]
+    wanted = replace(m, block=scheme.tile).grid if m.fmt == "FP8" and scheme.tile else m.grid
+    if wanted != m.grid:
+        text = f"the config says tiles of {list(scheme.tile or ())}, and the scales are those of others"
+        return [Finding("config", text, (name,), f"{m.block[0]} x {m.block[1]}")]
     return []
 
 
@@ -71,7 +74,7 @@ def unquantized(plain: Iterable[Entry], modules: list[Module], plan: Plan) -> li
 
 
 def sizes(matrices: list[Matrix], names: set[str], plan: Plan) -> list[Finding]:
-    """Counts and widths of config.json beside the tensors."""
+    """Counts and widths of config.json beside the tensors. names: of modules."""
     model, findings = plan.model, []
     layers = {int(m[1]) for n in names if (m := re.match(r"(?:.*\.)?layers\.(\d+)\.", n))}
     count = model.get("num_hidden_layers")
@@ -81,18 +84,31 @@ def sizes(matrices: list[Matrix], names: set[str], plan: Plan) -> list[Finding]:
             text = f"{len(lost)} of {count} layers of the config have no tensor"
             findings.append(Finding("missing", text, tuple(f"layers.{n}" for n in lost)))
     hidden = model.get("hidden_size")
-    for m in matrices if isinstance(hidden, int) and hidden else ():
-        decoder = re.search(r"(^|\.)layers\.\d+\.", m.module.name) and "visual" not in m.module.name
-        for pattern, width, side in ((INTO, m.columns, "columns"), (OUT, m.rows, "rows")):
-            if decoder and pattern.search(m.module.name) and width != hidden and not _padded(width, hidden):
-                text = f"{width} {side}, and hidden_size is {hidden}"
-                findings.append(Finding("config", text, (m.module.name,)))
-    head = [n for n in names if n.endswith("lm_head.weight") or n.endswith("lm_head.weight_packed")]
-    embedded = any(n.endswith("embed_tokens.weight") for n in names)
-    if model.get("tie_word_embeddings") is False and embedded and not head:
+    if isinstance(hidden, int) and hidden:
+        findings += [finding for m in matrices for finding in _width(m, hidden)]
+    tails = {n.rpartition(".")[2] for n in names}
+    if model.get("tie_word_embeddings") is False and "embed_tokens" in tails and "lm_head" not in tails:
         text = "it is missing, and config.json does not tie it to the embedding (tie_word_embeddings is false)"
         findings.append(Finding("missing", text, ("lm_head.weight",)))
     return findings
+
+
+def _width(m: Matrix, hidden: int) -> list[Finding]:
+    """A width that is not hidden_size, nor that size padded with columns that decode to zero (rows may hold what
+    they like)."""
+    name = m.module.name
+    if "visual" in name or "vision" in name or not re.search(r"(^|\.)layers\.\d+\.", name):
+        return []
+    for pattern, width, side in ((INTO, m.columns, "columns"), (OUT, m.rows, "rows")):
+        if not pattern.search(name) or width == hidden:
+            continue
+        if not _padded(width, hidden):
+            return [Finding("config", f"{width} {side}, and hidden_size is {hidden}", (name,))]
+        stale = sum(beyond(m, of, hidden) for of in range(m.lead)) if side == "columns" else 0
+        if stale:
+            text = f"{width} columns, and hidden_size is {hidden}: those beyond it do not decode to zero"
+            return [Finding("padding", text, (name,), f"{stale:,} values")]
+    return []
 
 
 def _padded(width: int, wanted: int) -> bool:

@@ -178,6 +178,13 @@ def _activations(m: Matrix, entry: Entry, stored: Tensor) -> list[Finding]:
     return [Finding("input", text, (entry.name,), f"up to {amax:.3g}; 1 over it for up to {other:.3g}")]
 
 
+def beyond(m: Matrix, of: int, columns: int) -> int:
+    """Codes in columns from `columns` on that are not zero."""
+    step = max(1, CHUNK // m.columns)
+    runs = range(0, m.rows, step)
+    return sum(int((elements(m, of, first, first + step)[:, columns:] != 0).sum()) for first in runs)
+
+
 def _padding(m: Matrix) -> list[Finding]:
     """Bytes behind the scales of a padded matrix, in the reading that leaves fewer."""
     if m.reading not in ("padded", "swizzled"):
