@@ -29,6 +29,7 @@ from numerics.scales import DIALECTS, Identification
 from .check_case import UNLIKE, Case, cases
 from .check_codes import CodeLaw, code_laws, other_signs, tie_distance
 from .check_dump import Dump, dump_of, read
+from .check_folder import check_folder
 from .check_laws import Folded, ScaleLaw, not_finite, scale_laws, shortlist
 from .check_products import judge_product
 from .check_report import Report
@@ -281,12 +282,10 @@ def main(argv: list[str]) -> int:
 
 def _folder(config: CheckConfig) -> int:
     """Judge a checkpoint, print the report and write it; the exit status."""
-    from .check_folder import check_folder  # which needs `check`
-
     for name in ("format", "contract", "scale_layout"):
         if getattr(config, name) is not None:
             raise ValueError(f"{name}={getattr(config, name)!r}: {config.dump} is a checkpoint; leave it out")
-    report = check_folder(config.dump, config.against)
+    report = check_folder(config.dump, config.against, check)
     print(report)
     if config.out is not None:
         report.write(config.out)

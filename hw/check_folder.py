@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from .check_folder_compare import compare
+from .check_folder_compare import Judge, compare
 from .check_folder_config import JUDGED, Plan, plan_of
 from .check_folder_decode import settled
 from .check_folder_files import Entry, Shelf, shelf_of
@@ -35,11 +35,12 @@ SCALES = "in which order scales lie cannot be known without --against where thei
 VALUES = "whether the values are the original's cannot be known without --against"
 
 
-def check_folder(folder: Path, original: Path | None = None) -> FolderReport:
+def check_folder(folder: Path, original: Path | None = None, dumps: Judge | None = None) -> FolderReport:
     """Judge a checkpoint.
 
     Args:
         folder: with safetensors, perhaps an index, and config.json. original: the folder that it was quantized from.
+        dumps: `hw.check.check`, to look for the quantizer of a few matrices; None: it is not looked for.
 
     Returns: a report, true if nothing is wrong.
 
@@ -61,7 +62,7 @@ def check_folder(folder: Path, original: Path | None = None) -> FolderReport:
         facts += [SCALES, VALUES]
         findings += missing_children(_names(modules, others))
     else:
-        found, told = compare(matrices, others, original, shelf.size < BAR)
+        found, told = compare(matrices, others, original, dumps, shelf.size < BAR)
         findings, facts = findings + found, facts + told
     return _report(shelf, matrices, others, findings, facts)
 

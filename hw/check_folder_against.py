@@ -51,7 +51,9 @@ class Beside:
         return self.error <= LIMIT[fmt] * self.energy and self.off <= SHARE * self.blocks
 
 
-def against(m: Matrix, of: int, original: Rows, shape: tuple[int, int], kin: list[Matrix]) -> tuple[float, list[Finding]]:
+def against(
+    m: Matrix, of: int, original: Rows, shape: tuple[int, int], kin: list[Matrix]
+) -> tuple[float, list[Finding]]:
     """The error of matrix `of`, and what is wrong with it.
 
     shape: of the original. kin: matrices of its role or its parent, whose scales or codes it may have.
@@ -209,8 +211,8 @@ class Sample:
 
     def per_column(self) -> tuple[float, float] | None:
         """Least and largest factor of columns, if such factors make the values the original's."""
-        x = torch.cat([x for _, x in self.runs]).to(torch.float64)
-        v = torch.cat([decoded(self.m, self.of, f, f + len(x)) for f, x in self.runs]).to(torch.float64)[:, : x.shape[1]]
+        x = torch.cat([x for _, x in self.runs]).double()
+        v = torch.cat([decoded(self.m, self.of, f, f + len(x)) for f, x in self.runs])[:, : x.shape[1]].double()
         own = v.square().sum(0)
         c = torch.where(own > 0, (x * v).sum(0) / torch.where(own > 0, own, 1.0), 1.0)
         error = float((x - c * v).square().sum() / x.square().sum())
@@ -249,4 +251,3 @@ def _siblings(m: Matrix, of: int, kin: list[Matrix], shown: Sample) -> Iterator[
 def _clearly(m: Matrix) -> float:
     """An error that scales of another matrix do not have by chance."""
     return 0.02 if m.fmt == "NVFP4" else LIMIT[m.fmt]
-

@@ -8,21 +8,24 @@ narrower dtype. Of up to `NAMED` matrices that are the original's, some rows are
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
-from . import check as judge
-from .check_folder_against import against, fit, sample_of
+from .check_folder_against import against, sample_of
 from .check_folder_config import plan_of
-from .check_folder_decode import decoded, elements, outer_of, stored_grid
+from .check_folder_decode import outer_of, readings, stored_grid
 from .check_folder_files import FLOATS, Entry, shelf_of
 from .check_folder_kin import role
 from .check_folder_originals import Original, Originals
 from .check_folder_parts import Matrix, matrix_of, modules_of
 from .check_folder_report import Finding
+from .check_report import Report
 
+Judge = Callable[[dict[str, Tensor], str], Report]  # `check`
 NAMED, ROWS, WIDTH = 3, 64, 4096  # matrices whose quantizer is looked for, and what of them
 SLACK = 2.0**-8  # relative: a tensor that was rounded to bfloat16
 DERIVED = ("inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "position_ids", "masked_bias")
@@ -38,9 +41,9 @@ def originals_of(folder: Path) -> Originals:
 
 
 def compare(
-    matrices: list[Matrix], plain: list[Entry], folder: Path, quiet: bool
+    matrices: list[Matrix], plain: list[Entry], folder: Path, dumps: Judge | None, quiet: bool
 ) -> tuple[list[Finding], list[str]]:
-    """What is wrong beside the originals, and facts."""
+    """What is wrong beside the originals, and facts. dumps: what judges a dump; quiet: without a bar."""
     originals = originals_of(folder)
     kin = _kin(matrices)
     findings: list[Finding] = []
@@ -61,8 +64,8 @@ def compare(
         errors += [error for error, _ in found]
         wrong = [finding for _, some in found for finding in some]
         findings += wrong
-        if not wrong and len(named) < NAMED and role(m.module.name) not in named:
-            named[role(m.module.name)] = _quantizer(m, original)
+        if dumps and not wrong and len(named) < NAMED and role(m.module.name) not in named:
+            named[role(m.module.name)] = _quantizer(m, original, dumps)
     findings += _others(plain, originals) + _missing(matrices, plain, originals)
     return findings, _facts(errors, without, [text for text in named.values() if text])
 
@@ -103,13 +106,13 @@ def _right_way(m: Matrix, original: Original) -> Original:
     turned = Original(original.shape, original.entry, lead=original.lead, transposed=True)
 
     def error(o: Original) -> float:
-        runs = sample_of(m, 0, o.rows, o.shape).runs
-        return fit([(x, decoded(m, 0, first, first + len(x))) for first, x in runs])[0]
+        shown = sample_of(m, 0, o.rows, o.shape)
+        return min(shown.error(reading)[0] for reading in readings(m, 0))
 
     return min((original, turned), key=error)
 
 
-def _quantizer(m: Matrix, original: Original) -> str:
+def _quantizer(m: Matrix, original: Original, dumps: Judge) -> str:
     """Whose bytes some rows are, in words; nothing where `check` does not read the format."""
     if m.fmt == "FP8" or m.reading != "linear" or m.columns % m.block[1] or original.shape[1] != m.columns:
         return ""
@@ -124,13 +127,14 @@ def _quantizer(m: Matrix, original: Original) -> str:
     if m.fmt == "NVFP4":
         dump["outer"] = outer_of(m)[:1].clone()
     try:
-        report = judge.check(dump, m.fmt)
+        report = dumps(dump, m.fmt)
     except ValueError:
         return ""
     what = f"{rows} x {columns} values of {m.module.name}"
     if report.contracts:
         return f"{what} are the bytes of {', '.join(report.contracts[:4])}"
-    return f"{what} are the bytes of no known quantizer, as calibrated ones are: {report.faults[0]}" if report.faults else ""
+    said = f"{what} are the bytes of no known quantizer, as calibrated ones are"
+    return f"{said}: {report.faults[0]}" if report.faults else ""
 
 
 def _others(plain: list[Entry], originals: Originals) -> list[Finding]:

@@ -101,7 +101,7 @@ def factor_of(entry: Entry, suffix: str, count: int) -> Tensor:
     """An outer scale or one of activations as `count` factors to multiply by."""
     found = entry.read().reshape(-1).to(torch.float32)
     found = 1 / found if suffix in ENCODE else found
-    return found.expand(count) if found.numel() == 1 else found if found.numel() == count else found.new_full((count,), float("nan"))
+    return found.expand(count) if found.numel() in (1, count) else found.new_full((count,), float("nan"))
 
 
 def scaled(values: Tensor, scales: Tensor, m: Matrix, first: int) -> Tensor:
@@ -143,8 +143,7 @@ def readings(m: Matrix, of: int) -> list[Reading]:
             said = (*((NIBBLES,) if swapped else ()), *words)
             found.append(Reading(said, swapped, factors(grid, m.fmt)))
         if m.fmt != "NVFP4":
-            what = "weight_scale_inv holds the reciprocals of the scales" if m.fmt == "FP8" else "the scales are inverted"
-            text = f"{what}: {'1 / scale' if m.fmt == 'FP8' else '254 - byte'} decodes to the original"
+            text = f"the scales are inverted: {'1 / scale' if m.fmt == 'FP8' else '254 - byte'} decodes to the original"
             found.append(Reading((*((NIBBLES,) if swapped else ()), text), swapped, 1 / factors(stored, m.fmt)))
     return found
 

@@ -57,7 +57,7 @@ def fused_outers(matrices: list[Matrix], seen: dict[str, list[Seen]]) -> list[Fi
         if len({tuple(o) for o in outers}) < 2 or len({len(o) for o in outers}) > 1:
             continue
         there = [t for t in group if any(m.module.name.endswith("." + t) for m in members)]
-        text = f"{' and '.join(there)} have different outer scales: a server fuses them under one, and the others are lost"
+        text = f"{' and '.join(there)} have different outer scales: a server fuses them under one, the others are lost"
         names = tuple(m.module.parts["outer"].name for m in members)
         findings.append(Finding("fused outer", text, names, ", ".join(f"{o[0]:.4g}" for o in outers)))
     return findings
@@ -71,14 +71,14 @@ def magnitudes(seen: dict[str, list[Seen]], told: set[str]) -> list[Finding]:
         alive = [of[n] for n in names if of[n].rms > 0]
         dead = [n for n in names if of[n].rms == 0]
         if len(alive) > len(dead) and dead:
-            findings += [Finding("zero", "every decoded value is 0, and those of its siblings are not", (n,)) for n in dead]
-        if len(alive) < 3:
+            text = "every decoded value is 0, and those of its siblings are not"
+            findings += [Finding("zero", text, (n,)) for n in dead]
+        sound = [s for s in alive if s.name not in told]
+        if len(sound) < 3:
             continue
-        usual = statistics.median(s.rms for s in alive)
-        outer = statistics.median(s.outer for s in alive)
-        for s in alive:
-            if not 1 / FAR < s.rms / usual < FAR and s.name not in told:
-                findings.append(_far(s, usual, outer))
+        usual = statistics.median_low(s.rms for s in sound)
+        outer = statistics.median_low(s.outer for s in sound)
+        findings += [_far(s, usual, outer) for s in sound if not 1 / FAR < s.rms / usual < FAR]
     return findings
 
 

@@ -52,7 +52,7 @@ class Module:
     def quantized(self) -> bool:
         """Whether its codes are such, or a scale says so."""
         codes = self.parts.get("codes")
-        return "scale" in self.parts or "outer" in self.parts or (codes is not None and codes.dtype in (*PACKED, *EIGHT))
+        return bool({"scale", "outer"} & set(self.parts)) or (codes is not None and codes.dtype in (*PACKED, *EIGHT))
 
 
 @dataclass(frozen=True)
@@ -164,9 +164,7 @@ def _format(module: Module, scheme: Scheme | None, columns: int) -> tuple[str, l
     return fmt, [Finding("dtype", text, (scale.name,))]
 
 
-def _laid(
-    module: Module, fmt: str, shape: tuple[int, int, int], scheme: Scheme | None
-) -> Matrix | Finding:
+def _laid(module: Module, fmt: str, shape: tuple[int, int, int], scheme: Scheme | None) -> Matrix | Finding:
     """The matrix with the block and the reading of scales that the shapes allow."""
     lead, rows, columns = shape
     scale = module.parts["scale"]

@@ -126,8 +126,9 @@ def _scales(m: Matrix, of: int, grid: Tensor, name: str) -> list[Finding]:
         "NaN or infinite": int((~torch.isfinite(grid)).sum()),
         "negative": int((grid < 0).sum()),
     }
+    whose = f" in {name}" if m.lead > 1 else ""
     findings = [
-        Finding("scales", f"block scales are {words}", (scale,), f"{count:,} of {n:,}{f' in {name}' if m.lead > 1 else ''}")
+        Finding("scales", f"block scales are {words}", (scale,), f"{count:,} of {n:,}{whose}")
         for words, count in counts.items()
         if count
     ]
@@ -215,7 +216,8 @@ def _magnitude(m: Matrix, grid: Tensor, rms: float, outer: float, name: str) -> 
         return [Finding("outer", text, (name,), f"rms {found:.3g}; inverted {inverse:.3g}")]
     elif m.fmt != "NVFP4" and LEAST < flipped < MOST:
         text = f"the scales are inverted: {said}; their reciprocals give those of a layer"
-        return [Finding("scales", text, (m.module.parts["scale"].name,), f"rms {found:.3g}; inverted {flipped:.3g}")]
+        of = (m.module.parts["scale"].name,) if m.lead == 1 else (name,)
+        return [Finding("scales", text, of, f"rms {found:.3g}; inverted {flipped:.3g}")]
     else:
         text = f"scales or outer are wrong: {said}"
     return [Finding("outer", text, (name,), f"rms {found:.3g}")]

@@ -20,6 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import numerics as nm
+from hw.check_folder import check_folder
+from hw.check_folder_report import FolderReport
 
 HIDDEN, INNER, LAYERS, EXPERTS = 128, 64, 2, 4
 Tensors = dict[str, Tensor]
@@ -252,3 +254,81 @@ def made(name: str) -> Folder:
 
 
 MAKERS = tuple(_MAKERS)
+
+
+Edit = Callable[[Folder], object]
+L0, E1 = "model.layers.0", "model.layers.0.mlp.experts.1"
+UP, GATE, DOWN = f"{E1}.up_proj", f"{E1}.gate_proj", f"{E1}.down_proj"
+Q = f"{L0}.self_attn.q_proj"
+
+
+def change(suffix: str, edit: Callable[[torch.Tensor], torch.Tensor], where: str = E1) -> Edit:
+    """Edit the tensors `where.*suffix`."""
+
+    def apply(folder: Folder) -> None:
+        names = [n for n in folder.tensors if n.startswith(where) and n.endswith(suffix)]
+        assert names, suffix
+        for name in names:
+            folder.tensors[name] = edit(folder.tensors[name])
+
+    return apply
+
+
+def drop(*names: str) -> Edit:
+    def apply(folder: Folder) -> None:
+        for name in names:
+            del folder.tensors[name]
+
+    return apply
+
+
+def swap(one: str, other: str) -> Edit:
+    def apply(folder: Folder) -> None:
+        folder.tensors[one], folder.tensors[other] = folder.tensors[other], folder.tensors[one]
+
+    return apply
+
+
+def config(edit: Callable[[dict[str, Any]], object]) -> Edit:
+    """Edit quantization_config, and leave hf_quant_config.json out."""
+
+    def apply(folder: Folder) -> None:
+        folder.quant = None
+        edit(folder.config["quantization_config"])
+
+    return apply
+
+
+def weights_config(**change: Any) -> Edit:
+    return config(lambda c: c["config_groups"]["group_0"]["weights"].update(change))
+
+
+def nibbles(t: torch.Tensor) -> torch.Tensor:
+    return (t >> 4) | (t << 4)
+
+
+def transposed_content(t: torch.Tensor) -> torch.Tensor:
+    return t.mT.contiguous().view(t.shape)
+
+
+def swizzled(t: torch.Tensor) -> torch.Tensor:
+    return nm.layout.swizzle_scales(t.view(torch.uint8)).view(t.dtype).view(t.shape)
+
+
+def one(t: torch.Tensor, value: int, count: int = 1) -> torch.Tensor:
+    """The first bytes of a tensor set."""
+    t = t.clone()
+    t.view(torch.uint8).view(-1)[:count] = value
+    return t
+
+
+def padded(t: torch.Tensor, fill: int = 0) -> torch.Tensor:
+    """Row-major in the padded shape of the 128x4 layout, or swizzled."""
+    grid = torch.full(nm.layout.padded_scales(*t.shape), fill, dtype=torch.uint8)
+    grid[: t.shape[0], : t.shape[1]] = t.view(torch.uint8)
+    return grid.view(t.dtype)
+
+
+def judged(folder: Folder, path: Path, against: bool = False, shards: int = 2) -> FolderReport:
+    quantized = folder.write(path / "quantized", shards)
+    return check_folder(quantized, folder.against(path / "original") if against else None)
