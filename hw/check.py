@@ -12,13 +12,11 @@ one (`check_products`). Exit status: 0 if a contract is satisfied, 1 if not, 2 f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import tyro
 from torch import Tensor
 from tqdm import tqdm
@@ -31,6 +29,7 @@ from numerics.scales import DIALECTS, Identification
 from .check_case import UNLIKE, Case, cases
 from .check_codes import CodeLaw, code_laws, other_signs, tie_distance
 from .check_dump import Dump, dump_of, read
+from .check_folder import check_folder
 from .check_laws import Folded, ScaleLaw, not_finite, scale_laws, shortlist
 from .check_products import judge_product
 from .check_report import Report
@@ -42,10 +41,11 @@ FORMATS = {name.lower(): name for name in LAYOUTS}
 
 @dataclass(frozen=True)
 class CheckConfig:
-    """Say which contract the bytes of a dump satisfy, or what is wrong with them."""
+    """Say which contract the bytes of a dump satisfy, or what is wrong with them or with a quantized checkpoint."""
 
     dump: Annotated[Path, tyro.conf.Positional]
-    """A .safetensors or .npz file with x, codes and scales, or with the operands and output of a product."""
+    """A .safetensors or .npz file with x, codes and scales, or with the operands and output of a product; or the folder
+    of a quantized checkpoint."""
     format: str | None = None
     """nvfp4, mxfp8, mxs2f6, mxfp4, mxfp6_e2m3, mxfp6_e3m2 or mxfp8_e5m2; found out if left out."""
     axis: int = -1
@@ -54,6 +54,10 @@ class CheckConfig:
     """A dialect that the bytes must be those of, such as te or fourbit; any will do if left out."""
     scale_layout: str | None = None
     """row-major or swizzled: what the scales must be; either will do if left out."""
+    against: Path | None = None
+    """Of a checkpoint: the folder that it was quantized from."""
+    out: Path | None = None
+    """Of a checkpoint: a JSON file to write, with every finding and the names of its tensors."""
 
 
 def check(
@@ -130,7 +134,7 @@ def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, 
     found = cases(dump, fmt, axis)
     judged: list[_Judged] = []
     for case in found:
-        judged.append(_judge(case, _outer(dump, case, axis), contract))
+        judged.append(_judge(case, case.outer, contract))
         if judged[-1].missed == (0, 0):
             break
     best = min(judged, key=lambda j: j.missed)
@@ -141,34 +145,8 @@ def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, 
     return _report(best, dump, axis, contract, scale_layout)
 
 
-def _outer(dump: Dump, case: Case, axis: int) -> Tensor | None:
-    """The stored outer with the axes of the case's x, blocks last."""
-    outer, ndim = dump.get("outer"), case.x.ndim
-    if outer is None or outer.numel() == 1:
-        return None if outer is None else outer.reshape([1] * ndim)
-    rows = case.x.shape[:-1]
-    if outer.numel() == math.prod(rows) and outer.ndim <= ndim:
-        return outer.reshape(*rows, 1)
-    if outer.numel() == rows[0] and ndim > 2:
-        return outer.reshape(-1, *[1] * (ndim - 1))
-    if outer.ndim == ndim:
-        outer = outer if axis in (-1, ndim - 1) else outer.mT
-        runs = -(-case.x.shape[-1] // 128)
-        if all(n in (1, m) for n, m in zip(outer.shape[:-1], rows, strict=True)) and outer.shape[-1] in (1, runs):
-            return outer
-    raise ValueError(
-        f"outer has shape {tuple(outer.shape)}: pass one value, one per row of x {tuple(dump['x'].shape)}, or one per "
-        "128 values of a row"
-    )
-
-
 def _judge(case: Case, outer: Tensor | None, contract: str | None) -> _Judged:
-    codes = torch.where(case.real, case.codes, 0)
-    if bool((~case.real).any()):  # padding is no one's: what a dialect makes of a block that is not finite
-        poisoned = (~torch.isfinite(case.x.float())).unflatten(-1, (-1, case.layout.block)).any(-1)
-        most = poisoned.repeat_interleave(case.layout.block, -1) & ~case.real
-        codes = torch.where(most, case.layout.element.max_code, codes)
-    found = _identify(case, codes, outer)
+    found = _identify(case, outer)
     judged = _Judged(case, outer, found, None, None)
     if found.matches or found.matches_given_outer:
         return judged
@@ -181,7 +159,7 @@ def _judge(case: Case, outer: Tensor | None, contract: str | None) -> _Judged:
     few = []
     for law in laws[:3]:
         few.append((law, code_laws(folded, law)[0]))
-        if law.fault is None and _unexplained(case, *few[-1]) * 1000 < codes.numel():
+        if law.fault is None and _unexplained(case, *few[-1]) * 1000 < case.codes.numel():
             break  # further dialects would not tell more
     scales, made = min(few, key=lambda pair: (_unexplained(case, *pair), pair[0].fault or ""))
     if strange and not scales.faultless:
@@ -191,15 +169,18 @@ def _judge(case: Case, outer: Tensor | None, contract: str | None) -> _Judged:
 
 def _unexplained(case: Case, scales: ScaleLaw, codes: CodeLaw) -> int:
     """Codes that differ, or that stand in blocks whose scale does."""
-    return scales.count * case.layout.block + codes.count
+    return scales.count * case.layout.per_scale + codes.count
 
 
-def _identify(case: Case, codes: Tensor, outer: Tensor | None) -> Identification:
+def _identify(case: Case, outer: Tensor | None) -> Identification:
     """`identify`, with a bar where it takes long."""
     names = [d.name for d in DIALECTS.values() if case.layout.name in d.formats]
-    bar = tqdm(names, "dialects", leave=False, disable=codes.numel() < BAR)
-    of = [nm.scales.identify(case.x, codes, case.scales, outer, case.layout.name, dialects=name) for name in bar]
-    verdicts = sorted((v for one in of for v in one), key=lambda v: v.scales * case.layout.block + v.codes)
+    bar = tqdm(names, "dialects", leave=False, disable=case.codes.numel() < BAR)
+    of = [
+        nm.scales.identify(case.x, case.codes, case.scales, outer, case.layout.name, dialects=name, real=case.mask)
+        for name in bar
+    ]
+    verdicts = sorted((v for one in of for v in one), key=lambda v: v.scales * case.layout.per_scale + v.codes)
     return Identification(case.layout, of[0].scales, of[0].codes, tuple(verdicts))
 
 
@@ -249,7 +230,7 @@ def _laws(j: _Judged) -> tuple[list[str], list[str]]:
         faults.append(f"{scales.fault} (dialect {scales.dialect.name}" + _but(scales.count, n) + ")")
     else:
         faults.append(f"{whose} are the nearest; {scales.count:,} of {n} differ")
-    total = f"{int(j.case.real.sum()) * j.case.x[..., 0].numel():,}"
+    total = f"{j.case.values:,}"
     if codes.fault is not None:
         faults.append(codes.fault + (f" (all but {codes.count:,} of {total})" if codes.count else ""))
     elif codes.count == 0:
@@ -289,6 +270,23 @@ def _first(j: _Judged, names: tuple[str, ...]) -> str:
 def main(argv: list[str]) -> int:
     """`fourbit check DUMP ...`: print the report; the exit status of the module's docstring."""
     config = tyro.cli(CheckConfig, args=argv, prog="fourbit check")
+    if config.dump.is_dir():
+        return _folder(config)
+    for name, path in (("against", config.against), ("out", config.out)):
+        if path is not None:
+            raise ValueError(f"{name}={str(path)!r}: {config.dump} is no checkpoint's folder; leave it out")
     report = check(read(config.dump), config.format, config.axis, config.contract, config.scale_layout)
     print(report)
+    return 0 if report else 1
+
+
+def _folder(config: CheckConfig) -> int:
+    """Judge a checkpoint, print the report and write it; the exit status."""
+    for name in ("format", "contract", "scale_layout"):
+        if getattr(config, name) is not None:
+            raise ValueError(f"{name}={getattr(config, name)!r}: {config.dump} is a checkpoint; leave it out")
+    report = check_folder(config.dump, config.against, check)
+    print(report)
+    if config.out is not None:
+        report.write(config.out)
     return 0 if report else 1
