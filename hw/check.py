@@ -29,6 +29,7 @@ from numerics.scales import DIALECTS, Identification
 from .check_case import UNLIKE, Case, cases
 from .check_codes import CodeLaw, code_laws, other_signs, tie_distance
 from .check_dump import Dump, dump_of, read
+from .check_folder import check_folder
 from .check_laws import Folded, ScaleLaw, not_finite, scale_laws, shortlist
 from .check_products import judge_product
 from .check_report import Report
@@ -40,10 +41,11 @@ FORMATS = {name.lower(): name for name in LAYOUTS}
 
 @dataclass(frozen=True)
 class CheckConfig:
-    """Say which contract the bytes of a dump satisfy, or what is wrong with them."""
+    """Say which contract the bytes of a dump satisfy, or what is wrong with them or with a quantized checkpoint."""
 
     dump: Annotated[Path, tyro.conf.Positional]
-    """A .safetensors or .npz file with x, codes and scales, or with the operands and output of a product."""
+    """A .safetensors or .npz file with x, codes and scales, or with the operands and output of a product; or the folder
+    of a quantized checkpoint."""
     format: str | None = None
     """nvfp4, mxfp8, mxs2f6, mxfp4, mxfp6_e2m3, mxfp6_e3m2 or mxfp8_e5m2; found out if left out."""
     axis: int = -1
@@ -52,6 +54,10 @@ class CheckConfig:
     """A dialect that the bytes must be those of, such as te or fourbit; any will do if left out."""
     scale_layout: str | None = None
     """row-major or swizzled: what the scales must be; either will do if left out."""
+    against: Path | None = None
+    """Of a checkpoint: the folder that it was quantized from."""
+    out: Path | None = None
+    """Of a checkpoint: a JSON file to write, with every finding and the names of its tensors."""
 
 
 def check(
@@ -264,6 +270,23 @@ def _first(j: _Judged, names: tuple[str, ...]) -> str:
 def main(argv: list[str]) -> int:
     """`fourbit check DUMP ...`: print the report; the exit status of the module's docstring."""
     config = tyro.cli(CheckConfig, args=argv, prog="fourbit check")
+    if config.dump.is_dir():
+        return _folder(config)
+    for name, path in (("against", config.against), ("out", config.out)):
+        if path is not None:
+            raise ValueError(f"{name}={str(path)!r}: {config.dump} is no checkpoint's folder; leave it out")
     report = check(read(config.dump), config.format, config.axis, config.contract, config.scale_layout)
     print(report)
+    return 0 if report else 1
+
+
+def _folder(config: CheckConfig) -> int:
+    """Judge a checkpoint, print the report and write it; the exit status."""
+    for name in ("format", "contract", "scale_layout"):
+        if getattr(config, name) is not None:
+            raise ValueError(f"{name}={getattr(config, name)!r}: {config.dump} is a checkpoint; leave it out")
+    report = check_folder(config.dump, config.against, check)
+    print(report)
+    if config.out is not None:
+        report.write(config.out)
     return 0 if report else 1
