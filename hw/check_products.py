@@ -8,7 +8,7 @@ partial sum that is at most S), for products that are rounded before they are ad
 scales, and one rounding to the output's dtype at the end, u = 2^-24, 2^-8 or 2^-11 for float32, bfloat16 and float16.
 float64's own errors are below 2^-40 of S. Below FP32's normal numbers a product or a factor is off by up to 2^-149
 more, K + 4 times, and the output by its own least number. What may overflow may be infinite, or NaN where a partial
-sum may. Inside the bound nothing more is claimed. An output fails that is NaN throughout because the operands are; so does
+sum may. Inside the bound nothing more is claimed. An output fails that is NaN throughout because the operands are; so
 does an outer scale of an operand that holds values if it is no positive finite number: nothing is left.
 
 Readings compete by the elements that they explain by a number: NaN or infinity of the output that a reading excuses,
