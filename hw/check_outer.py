@@ -19,7 +19,7 @@ amax <= 2688 outer <= 28672 times the smallest block amax, under which no block 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ import numerics as nm
 from numerics.dialects_core import Dialect
 from numerics.scales import DIALECTS, Identification
 
-from .check_laws import LOST, UNRELATED, Folded, ScaleLaw, direction
+from .check_laws import LOST, UNRELATED, Folded, ScaleLaw, direction, not_finite
 
 ROUNDED = 9 / 8  # b / t beyond this is no rounding of a scale
 MANY, NEARLY_ALL = 32, 7 / 8
@@ -101,8 +101,10 @@ def judge_outer(found: Identification, f: Folded, names: tuple[str, ...], contra
         return _own(d, f, ["outer: none in the dump, and codes and scales are those of two levels"] if two else [])
     if kind == "own":
         return _own(d, f, [f"outer: {d.prose.outer}"])
-    if kind == "given":
-        return _given(d, f)
+    if kind == "given":  # of an x that says little, other dialects may make the same bytes and lose it
+        given = [_given(d, f)]
+        given += [_given(d, f) for d in dialects[1:] if given[0].faults]
+        return next((judged for judged in given if not judged.faults), given[0])
     two_levels = [d for d in dialects if d.direction is not None]
     if not two_levels:
         one = bool((f.outer == 1).all())
@@ -112,9 +114,11 @@ def judge_outer(found: Identification, f: Folded, names: tuple[str, ...], contra
 
 
 def of_law(law: ScaleLaw, f: Folded) -> Judgement:
-    """The outer of bytes that no dialect makes, as the nearest law of the scales has it, whose fault stands there."""
+    """The outer of bytes that no dialect makes, as the nearest law of the scales has it, whose fault stands there; and
+    blocks that are not finite."""
     meaning = Meaning(law.dialect, law.outer.stored, torch.tensor(law.outer.amax is not None))
-    return Judgement(meaning, (), ()) if law.fault else _left_under(meaning, f, [], [])
+    judged = Judgement(meaning, (), ()) if law.fault else _left_under(meaning, f, [], [])
+    return replace(judged, faults=(*judged.faults, *not_finite(f, law)))
 
 
 def _own(d: Dialect, f: Folded, facts: list[str], faults: list[str] | None = None) -> Judgement:
