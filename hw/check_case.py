@@ -210,9 +210,10 @@ def _rotations(x: Tensor, signs: Tensor | None, layout: Layout) -> Iterator[tupl
     """(words, fault, x through a transform in FP32); an `x` that was not transformed is the same object."""
     if signs is None:
         if layout.name == "MXS2F6":
-            for n in SIZES:
-                if x.shape[-1] % n == 0:
-                    yield f"x through a Hadamard of {n} without signs", None, nm.hadamard(x.float(), n)
+            for n in (n for n in SIZES if x.shape[-1] % n == 0):
+                rotated = nm.hadamard(x.float(), n)
+                if bool(torch.isfinite(rotated).all()) or not bool(torch.isfinite(x).all()):  # not one that overflows
+                    yield f"x through a Hadamard of {n} without signs", None, rotated
         return
     n = signs.numel()
     if n not in SIZES or x.shape[-1] % n:
