@@ -52,6 +52,7 @@ from .packed import (
     scaled,
     stored,
 )
+from .servers import notices
 
 PROGRAM = "fourbit export"
 MODELOPT_CONFIG = "hf_quant_config.json"
@@ -99,6 +100,8 @@ def main(argv: list[str]) -> int:
         f"{found.config['model_type']} in {config.out}: step {run.step} of {config.run}, {quantized}"
         f"{_bytes(found, found.tensors) / 1e6:.2f} MB in all"
     )
+    for notice in notices(run.model.config, found.kinds):
+        print(f"notice: {notice}")
     return 0
 
 
