@@ -7,7 +7,6 @@ Oracle: the library itself, which loads the folder in FP32. Ours rounds to BF16:
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,9 +43,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(folders: Path, kind: str, fields: dict[str, Any], folder: Path) -> Path:
-    """A copy of the folder of a kind, with other fields in its config.json; ABSENT takes one out."""
-    shutil.copytree(folders / kind, folder)
-    config = json.loads((folder / "config.json").read_bytes()) | fields
+    """The folder of a kind, with other fields in its config.json; ABSENT takes one out."""
+    folder.mkdir()
+    for path in (folders / kind).iterdir():
+        (folder / path.name).hardlink_to(path)
+    (folder / "config.json").unlink()
+    config = json.loads((folders / kind / "config.json").read_bytes()) | fields
     found = {name: value for name, value in config.items() if value is not ABSENT}
     (folder / "config.json").write_text(json.dumps(found))
     return folder
@@ -161,6 +163,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def stored(tensors: Tensors, path: Path) -> None:
+    path.unlink(missing_ok=True)  # it may be linked
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
 
 
