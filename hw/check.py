@@ -140,12 +140,20 @@ def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, 
         judged.append(_with_values(_judge(case, case.outer, contract), dump, axis))
         if judged[-1].missed == (0, 0):
             break
-    best = min(judged, key=lambda j: (*j.missed, j.case.unread))
+    best = _best(judged)
     if best.case.error > UNLIKE and best.scales and best.codes and best.scales.count and best.codes.count:
         text = f"the codes do not resemble x in any layout; the best, {', '.join(found[0].words)}, has an error of"
         text = f"{text} {found[0].error:.2f} of x's energy, and no law makes them: they are of another tensor"
         return Report(found[0].layout.name, (), (), (f"{text}, or out of place",))
     return _report(best, scale_layout)
+
+
+def _best(judged: list[_Judged]) -> _Judged:
+    """The reading that explains the most. One that leaves out scale bytes that are not zero, as padding, comes after
+    one that reads them all and explains half of the bytes."""
+    best = min(judged, key=lambda j: (*j.missed, j.case.unread))
+    whole = [j for j in judged if not j.case.unread and not j.case.faults and 2 * j.missed[0] < j.case.codes.numel()]
+    return min(whole, key=lambda j: j.missed) if best.case.unread and whole else best
 
 
 def _with_values(j: _Judged, dump: Dump, axis: int) -> _Judged:

@@ -113,9 +113,11 @@ def cases(dump: Dump, formats: tuple[str, ...] | None, axis: int) -> list[Case]:
         for case in sound:  # the first of each format
             first.setdefault(case.layout.name, case)
         return list(first.values()) or found[:1]
-    rivals = [case for case in sound if case.error <= RIVAL * least + 1e-9]
+    partly = found[0].unread > 0  # then one that reads all bytes is a rival as long as it is like x
+    bar = RIVAL * least + 1e-9
+    rivals = [case for case in sound if case.error <= (UNLIKE if partly and not case.unread else bar)]
     close = [case for case in found if case.error <= CLOSE * least + 1e-9 and case.faults]
-    best = sorted([*rivals, *close], key=lambda case: len(case.faults))
+    best = sorted([*rivals, *close], key=lambda case: (len(case.faults), case.unread > 0))
     return [case for i, case in enumerate(best) if sum(c.layout is case.layout for c in best[:i]) < EACH]
 
 
