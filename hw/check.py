@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 import numerics as nm
 from numerics.dialects_core import LAYOUTS
+from numerics.near import did_you_mean
 from numerics.scales import DIALECTS, Identification
 
 from .check_case import UNLIKE, Case, cases
@@ -79,7 +80,7 @@ def check(
     """
     name = None if fmt is None else _format(fmt)
     if contract is not None and contract not in list(DIALECTS):  # a list also takes what cannot be a key
-        raise ValueError(f"contract={contract!r}: use one of {', '.join(DIALECTS)}")
+        raise ValueError(f"contract={contract!r}: use one of {', '.join(DIALECTS)}{did_you_mean(contract, DIALECTS)}")
     if scale_layout not in (None, "row-major", "swizzled"):
         raise ValueError(f"scale_layout={scale_layout!r}: use 'row-major' or 'swizzled', or leave it out")
     dump = dump_of(tensors)
@@ -97,7 +98,7 @@ def check(
 def _format(fmt: str) -> str:
     name = str(fmt).lower()
     if name not in FORMATS:
-        raise ValueError(f"format={fmt!r} is unknown: use one of {', '.join(FORMATS)}")
+        raise ValueError(f"format={fmt!r} is unknown: use one of {', '.join(FORMATS)}{did_you_mean(fmt, FORMATS)}")
     return FORMATS[name]
 
 
@@ -281,7 +282,8 @@ def _first(j: _Judged, names: tuple[str, ...]) -> str:
         return ""
     nearest = next(iter(j.found))
     wanted = nearest if j.scales is None else j.found[j.scales.dialect.name]
-    return f"beside {wanted.dialect.name}, {wanted.scales:,} scales and {wanted.codes:,} codes differ; {wanted.first}"
+    d = wanted.dialect
+    return f"beside {d.name} ({d.source}), {wanted.scales:,} scales and {wanted.codes:,} codes differ; {wanted.first}"
 
 
 def main(argv: list[str]) -> int:

@@ -127,9 +127,20 @@ def _of_layout(dump: Dump, layout: Layout, x: Tensor, named: bool) -> Iterator[C
 
 
 def _domains(x: Tensor, signs: Tensor | None, layout: Layout) -> Iterator[tuple[str, str | None, Tensor]]:
-    """(words, fault, x as it was quantized): as it is, or through a block Hadamard transform H with signs S."""
+    """(words, fault, x as it was quantized): as it is, or through a block Hadamard transform H with signs S, in FP32 or
+    rounded to the dtype of x, as Transformer Engine's is."""
     if signs is None:
         yield "", None, x
+    for words, fault, rotated in _rotations(x, signs, layout):
+        yield words, fault, rotated
+        if x.dtype in (torch.bfloat16, torch.float16) and rotated is not x:
+            kind = str(x.dtype).removeprefix("torch.")
+            yield f"{words}, rounded to {kind}, the dtype of x" * bool(words), fault, rotated.to(x.dtype)
+
+
+def _rotations(x: Tensor, signs: Tensor | None, layout: Layout) -> Iterator[tuple[str, str | None, Tensor]]:
+    """(words, fault, x through a transform in FP32); an `x` that was not transformed is the same object."""
+    if signs is None:
         if layout.name == "MXS2F6":
             for n in SIZES:
                 if x.shape[-1] % n == 0:

@@ -35,6 +35,7 @@ from .dialects_core import (
 )
 from .formats import E4M3, Format
 from .identify_result import Difference, Identification, Verdict
+from .near import did_you_mean
 from .partition import Partition
 
 _FORMATS = ", ".join(LAYOUTS)
@@ -126,7 +127,9 @@ def _chosen(names: Iterable[str] | None, layout: Layout) -> list[Dialect]:
     wanted = list(known) if names is None else [names] if isinstance(names, str) else list(names)
     for name in wanted:
         if name not in known:
-            raise ValueError(f"dialect {name!r} makes no {layout.name}: use some of {', '.join(known)}")
+            raise ValueError(
+                f"dialect {name!r} makes no {layout.name}: use some of {', '.join(known)}{did_you_mean(name, known)}"
+            )
     return [known[name] for name in wanted]
 
 

@@ -34,7 +34,7 @@ from numerics import BlockTensor
 from numerics.ops import Cast
 
 from .alphabet import Tokens
-from .architectures import Place, gates, library_config, places
+from .architectures import Place, library_config, places, zeros
 from .checkpoint import make_folder, write_atomic, write_json
 from .load import Loaded, load_run
 from .packed import (
@@ -135,7 +135,7 @@ def export(run: Loaded, to: Literal["compressed-tensors", "modelopt", "bf16"]) -
     """
     model = run.model
     config = library_config(model.config, run.alphabet.end)
-    kinds, tensors = {}, {name: torch.zeros(1, model.config.dim, dtype=torch.bfloat16) for name in gates(model.config)}
+    kinds, tensors = {}, {z.theirs: torch.zeros(z.shape, dtype=torch.bfloat16) for z in zeros(model.config)}
     state = model.state_dict()
     quantized = _Quantized(run)
     for place in places(model.config):
@@ -159,13 +159,12 @@ def _described(
 ) -> Exported:
     """With what tells a reader how the weights are stored, and where they came from."""
     modelopt = None
+    plain = [p.module for p in places(run.model.config) if not p.vector and p.module not in kinds]
+    others = [*plain, *(z.module for z in zeros(run.model.config) if not z.bias)]
     if to == COMPRESSED_TENSORS:
-        config["quantization_config"] = compressed_config(kinds)
+        config["quantization_config"] = compressed_config(kinds, others)
     elif to == MODELOPT:
-        others = [p.module for p in places(run.model.config) if not p.vector and p.module not in kinds]
-        modelopt = modelopt_config(
-            kinds, [*others, *(g.removesuffix(".weight") for g in gates(run.model.config))], version("fourbit")
-        )
+        modelopt = modelopt_config(kinds, others, version("fourbit"))
         config["quantization_config"] = modelopt_entry(modelopt)
     config["fourbit"] = {
         **{"version": version("fourbit"), "recipe": run.model.recipe.name, "step": run.step, "corpus": run.corpus},

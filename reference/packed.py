@@ -124,8 +124,9 @@ def stored(m: Matrix, dialect: str, module: str) -> dict[str, Tensor]:
     return {f"{module}.{name}": tensor.contiguous() for name, tensor in found.items()}
 
 
-def compressed_config(kinds: dict[str, Kind]) -> dict[str, Any]:
-    """The entry `quantization_config` of config.json for compressed-tensors. kinds: by module."""
+def compressed_config(kinds: dict[str, Kind], others: Iterable[str]) -> dict[str, Any]:
+    """The entry `quantization_config` of config.json for compressed-tensors. kinds: by module. others: modules that are
+    not quantized; SGLang, and some versions of vLLM, refuse a module that is in no list."""
     groups = {}
     for i, (kind, modules) in enumerate(_by_kind(kinds)):
         weights = {
@@ -141,7 +142,7 @@ def compressed_config(kinds: dict[str, Kind]) -> dict[str, Any]:
         "quantization_status": "compressed",
         "format": formats[0] if len(formats) == 1 else "mixed-precision",
         "config_groups": groups,
-        "ignore": [],
+        "ignore": list(others),
     }
 
 

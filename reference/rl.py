@@ -226,14 +226,14 @@ class Rl:
         count = int(rollouts.times.sum())
         compared = c.kl_weight > 0 or step % c.eval_every == 0 or step in (1, c.steps)
         sums: dict[str, float] = {}
-        largest = 0.0
+        largest, real = 0.0, rollouts.rows.real
         for i, first in enumerate(range(0, len(rollouts.rows), grain)):
             pulled = c.kl_weight > 0 or first < rollouts.taught
             part = rollouts.part(first, first + grain, c.device)
             draw = Draw(c.seed, (step - 1) * c.updates + update + 1, i)
             with torch.set_grad_enabled(pulled):
                 loss, balance, found, difference = self._losses(part, draw, compared)
-            share = len(part[0]) / len(rollouts.rows)
+            share = rollouts.rows.take(slice(first, first + grain)).real / real
             require_finite(c.out, step, "loss", (loss + balance).item())
             if pulled:
                 (loss / torch.full((), count, dtype=torch.float32, device=loss.device) + balance * share).backward()

@@ -1,10 +1,11 @@
 """`fourbit sft`: supervised fine-tuning on prompts and completions, or chats.
 
-    loss = sum_g (sum over learned tokens of g of -log p(token) / learned tokens of the step + balance_g / grains)
+    loss = sum_g (sum over learned tokens of g of -log p(token) / learned tokens of the step
+                  + balance_g * tokens of g / tokens of the step)
 
 over the grains g of a step: every completion token of a batch counts the same, wherever it lies. Examples are packed
-into sequences (`packing`), in which none sees another. A step takes `batch` of these rows, in the order of `order`,
-every row once an epoch.
+into sequences (`packing`), in which none sees another; filler is no token here, and no expert is given it. A step takes
+`batch` of these rows, in the order of `order`, every row once an epoch.
 
 Exact: rows and batches are functions of the data, seed and step; see `tune` for the rest. Shapes: B rows, S positions,
 V vocabulary.
@@ -96,12 +97,12 @@ class Sft:
         config, model = self.tuning.start.config, self.tuning.start.model
         windows = epoch_windows((step - 1) * config.batch, config.batch, len(self.train), config.seed)
         rows = self.train.take(torch.from_numpy(windows.astype("int64")))
-        learned = int((rows.targets != IGNORED).sum())
+        learned, real = int((rows.targets != IGNORED).sum()), rows.real
         ce = balance = 0.0
         for grain, part in parts(rows, config.grain, config.device):
             logits_BSV, extra = model.logits(part.tokens, Draw(config.seed, step, grain), 1, part.segments)
             loss = _sum(logits_BSV, part.targets) / torch.full((), learned, dtype=torch.float32)
-            share = len(part) / len(rows)
+            share = part.real / real
             require_finite(config.out, step, "loss", (loss + extra).item())
             (loss + extra * share).backward()
             ce, balance = ce + loss.item(), balance + extra.item() * share

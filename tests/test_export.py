@@ -222,3 +222,16 @@ def test_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert fourbit.main(["export", str(tmp_path / "none"), "--to", "bf16", "--out", str(tmp_path / "out")]) == 2
     assert "does not exist; name the --out of `fourbit train`" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("name", ["fourbit", "nvfp4_nvidia"])
+def test_every_module_is_quantized_or_ignored(name: str, kind: str) -> None:
+    """SGLang, and some versions of vLLM, refuse one that is in no list (vllm-project/vllm#12617)."""
+    found = export(loaded(name, MODELS[kind]), "compressed-tensors")
+    entry = found.config["quantization_config"]
+    patterns = [target.removeprefix("re:") for g in entry["config_groups"].values() for target in g["targets"]]
+    modules = {n.rpartition(".")[0] for n, t in found.tensors.items() if t.ndim == 2}
+    hit = {module for module in modules if any(re.match(pattern, module) for pattern in patterns)}
+    assert hit == set(found.kinds) and modules - hit == set(entry["ignore"])
+    assert len(entry["ignore"]) == len(set(entry["ignore"]))
