@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .codes import decode_tensor, encode_tensor
-from .dialects_casts import cap, choose, const, e4m3, nearest, nearest_plus_zero, one_by_one, square, tree
+from .dialects_casts import cap, choose, const, e4m3, halves, nearest, nearest_plus_zero, one_by_one, square, tree
 from .dialects_core import Blocks, Steps
 from .dialects_orders import encode_scale, guarded_encode
 from .formats import E2M1, E4M3
@@ -96,13 +96,17 @@ def six_or_four(
 ) -> Steps:
     """Four over six: base = (b / 6) * S_enc, s = e4m3(min(base or base * 1.5, 448)), elements as `te`.
 
-    The error of gap(q * s) is summed from the first value to the last; 4 only if smaller.
+    The error of gap(q * s) is summed from the first value to the last; 4 only if smaller. The sums of a tile's lines are
+    added in halves: the first eight to the last eight, and so on.
     """
     base = (blocks.amax / const(s_enc, 6.0)) * s_enc
     six, four = (_te_elements(blocks, r, s_enc, cast) for r in (base, base * 1.5))
 
     def error(steps: Steps) -> Tensor:
-        return one_by_one(measure(gap(decode_tensor(steps.codes, E2M1) * decode_tensor(steps.scales, E4M3))))
+        lines = measure(gap(decode_tensor(steps.codes, E2M1) * decode_tensor(steps.scales, E4M3))).unflatten(
+            -1, (-1, 16)
+        )
+        return halves(one_by_one(lines).squeeze(-1), torch.add)
 
     return choose(error(four) < error(six), four, six)
 

@@ -82,7 +82,7 @@ def test_both_dtypes_hold_the_same_draw(monkeypatch: pytest.MonkeyPatch) -> None
     for kind, (low, high) in zip(cases.KINDS.values(), (seen[:6:3], seen[6::3]), strict=True):
         x = kind(5, 2, 64)
         assert torch.equal(low[0], x.to(torch.bfloat16)) and torch.equal(high[0], x)
-    assert rows.seed.unique().tolist() == [5] and rows.dialect.nunique() == len(DIALECTS)
+    assert rows.seed.unique().tolist() == [5] and set(rows.dialect) == STUDIED
 
 
 # ---- bytes -----------------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_on_normal_data_it_is_nearly_the_sqnr_of_the_tensor() -> None:
 def test_the_fast_run_is_complete(result: Result) -> None:
     pairs = sum(len(cases.names(fmt)) ** 2 for fmt in cases.REFERENCES)
     assert len(result.rows) == pairs * len(cases.KINDS) * len(cases.DTYPES) * len(result.seeds)
-    assert len(result.seeds) >= 5 and set(result.rows.dialect) == set(DIALECTS)
+    assert len(result.seeds) >= 5 and set(result.rows.dialect) == STUDIED
     assert len(result.summary) == 13 and not result.rows.isna().any().any()
 
 
