@@ -21,6 +21,7 @@ from . import dialects_mx as mx
 from .dialects_core import Blocks, Dialect, Outer, Prose, Steps
 from .dialects_emulators import EMULATORS
 from .dialects_engines import ENGINES
+from .dialects_fp8 import FP8
 from .dialects_house import EXACT, HOUSE
 from .dialects_orders import one_level
 from .dialects_peers import PEERS
@@ -279,5 +280,5 @@ MX: tuple[Dialect, ...] = (
 )
 
 DIALECTS: dict[str, Dialect] = {
-    dialect.name: dialect for dialect in (*FAMILY, *PEERS, *ENGINES, EXACT, *HOUSE, *MX, *EMULATORS)
+    dialect.name: dialect for dialect in (*FAMILY, *PEERS, *ENGINES, EXACT, *HOUSE, *MX, *EMULATORS, *FP8)
 }

@@ -9,9 +9,9 @@ another element format). The stored outer is what the quantizer keeps beside the
 tensor's amax, a factor to multiply by ("decode", amax / 2688) or to divide by ("encode", 2688 / amax).
 
 All operations are float32 unless a dialect says otherwise, in the order written, each rounded once; divisions are
-tensor by tensor. Shapes: x (..., blocks, B), scales and ratio (..., blocks, 1); the B values of a tile are those of its
-first line, then of the second, and so on. Exact on every device. Nothing is copied from a quantizer's code; each formula
-was read there and is checked against its bytes where it runs on a CPU.
+tensor by tensor. Shapes: x (..., blocks, B), scales and ratio (..., blocks, 1); the B values of a tile are those of
+its first line, then of the second, and so on. Exact on every device. Nothing is copied from a quantizer's code; each
+formula was read there and is checked against its bytes where it runs on a CPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from .dialects_layout import scale_values
 from .folding import partner
 from .formats import E4M3, Format
 from .partition import Partition
-
 
 # how a dialect rounds an element between two codes: to the nearer one, with ties as named, or to the smaller magnitude
 ROUNDINGS = ("ties to even", "ties away from zero", "ties toward +infinity", "ties toward zero", "truncated")
@@ -81,7 +80,8 @@ class Outer:
 @dataclass(frozen=True)
 class Quantized:
     """A dialect's bytes in the tensor's own shape: codes (uint8, one per value), scales (uint8 or float32, one per
-    block along the axis, or per tile), the stored outer (float32, 1 or a run's number along the axis; None without one); format and axis."""
+    block along the axis, or per tile), the stored outer (float32, 1 or a run's number along the axis; None without
+    one); format and axis."""
 
     codes: Tensor
     scales: Tensor

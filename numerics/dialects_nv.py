@@ -96,8 +96,8 @@ def six_or_four(
 ) -> Steps:
     """Four over six: base = (b / 6) * S_enc, s = e4m3(min(base or base * 1.5, 448)), elements as `te`.
 
-    The error of gap(q * s) is summed from the first value to the last; 4 only if smaller. The sums of a tile's lines are
-    added in halves: the first eight to the last eight, and so on.
+    The error of gap(q * s) is summed from the first value to the last; 4 only if smaller. The sums of a tile's lines
+    are added in halves: the first eight to the last eight, and so on.
     """
     base = (blocks.amax / const(s_enc, 6.0)) * s_enc
     six, four = (_te_elements(blocks, r, s_enc, cast) for r in (base, base * 1.5))

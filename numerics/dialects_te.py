@@ -171,5 +171,4 @@ FAMILY: tuple[Dialect, ...] = (
     _four_over_six("te_46_448", 448.0, torch.abs, _MAE, False),
     _four_over_six("te_46_mse_448", 448.0, square, _MSE, False),
     _four_over_six("te_46_fast", 256.0, torch.abs, _MAE, True),
-    _four_over_six("te_46_fast_mse", 256.0, square, _MSE, True),
 )

@@ -24,7 +24,7 @@ from .arguments import require_integers, require_same_device
 from .codes import as_tensor, decode_tensor, require_float
 from .dialects import DIALECTS
 from .dialects_core import Blocks, Dialect, Outer, Steps, checked, folded_outer, given_outer
-from .dialects_layout import LAYOUTS, Layout, scale_values, scales_differ
+from .dialects_layout import LAYOUTS, Layout, scales_differ
 from .formats import Format
 from .identify_result import Difference, Identification, Verdict
 from .near import did_you_mean
