@@ -12,13 +12,11 @@ one (`check_products`). Exit status: 0 if a contract is satisfied, 1 if not, 2 f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import tyro
 from torch import Tensor
 from tqdm import tqdm
@@ -130,7 +128,7 @@ def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, 
     found = cases(dump, fmt, axis)
     judged: list[_Judged] = []
     for case in found:
-        judged.append(_judge(case, _outer(dump, case, axis), contract))
+        judged.append(_judge(case, case.outer, contract))
         if judged[-1].missed == (0, 0):
             break
     best = min(judged, key=lambda j: j.missed)
@@ -141,34 +139,8 @@ def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, 
     return _report(best, dump, axis, contract, scale_layout)
 
 
-def _outer(dump: Dump, case: Case, axis: int) -> Tensor | None:
-    """The stored outer with the axes of the case's x, blocks last."""
-    outer, ndim = dump.get("outer"), case.x.ndim
-    if outer is None or outer.numel() == 1:
-        return None if outer is None else outer.reshape([1] * ndim)
-    rows = case.x.shape[:-1]
-    if outer.numel() == math.prod(rows) and outer.ndim <= ndim:
-        return outer.reshape(*rows, 1)
-    if outer.numel() == rows[0] and ndim > 2:
-        return outer.reshape(-1, *[1] * (ndim - 1))
-    if outer.ndim == ndim:
-        outer = outer if axis in (-1, ndim - 1) else outer.mT
-        runs = -(-case.x.shape[-1] // 128)
-        if all(n in (1, m) for n, m in zip(outer.shape[:-1], rows, strict=True)) and outer.shape[-1] in (1, runs):
-            return outer
-    raise ValueError(
-        f"outer has shape {tuple(outer.shape)}: pass one value, one per row of x {tuple(dump['x'].shape)}, or one per "
-        "128 values of a row"
-    )
-
-
 def _judge(case: Case, outer: Tensor | None, contract: str | None) -> _Judged:
-    codes = torch.where(case.real, case.codes, 0)
-    if bool((~case.real).any()):  # padding is no one's: what a dialect makes of a block that is not finite
-        poisoned = (~torch.isfinite(case.x.float())).unflatten(-1, (-1, case.layout.block)).any(-1)
-        most = poisoned.repeat_interleave(case.layout.block, -1) & ~case.real
-        codes = torch.where(most, case.layout.element.max_code, codes)
-    found = _identify(case, codes, outer)
+    found = _identify(case, outer)
     judged = _Judged(case, outer, found, None, None)
     if found.matches or found.matches_given_outer:
         return judged
@@ -181,7 +153,7 @@ def _judge(case: Case, outer: Tensor | None, contract: str | None) -> _Judged:
     few = []
     for law in laws[:3]:
         few.append((law, code_laws(folded, law)[0]))
-        if law.fault is None and _unexplained(case, *few[-1]) * 1000 < codes.numel():
+        if law.fault is None and _unexplained(case, *few[-1]) * 1000 < case.codes.numel():
             break  # further dialects would not tell more
     scales, made = min(few, key=lambda pair: (_unexplained(case, *pair), pair[0].fault or ""))
     if strange and not scales.faultless:
@@ -191,15 +163,18 @@ def _judge(case: Case, outer: Tensor | None, contract: str | None) -> _Judged:
 
 def _unexplained(case: Case, scales: ScaleLaw, codes: CodeLaw) -> int:
     """Codes that differ, or that stand in blocks whose scale does."""
-    return scales.count * case.layout.block + codes.count
+    return scales.count * case.layout.per_scale + codes.count
 
 
-def _identify(case: Case, codes: Tensor, outer: Tensor | None) -> Identification:
+def _identify(case: Case, outer: Tensor | None) -> Identification:
     """`identify`, with a bar where it takes long."""
     names = [d.name for d in DIALECTS.values() if case.layout.name in d.formats]
-    bar = tqdm(names, "dialects", leave=False, disable=codes.numel() < BAR)
-    of = [nm.scales.identify(case.x, codes, case.scales, outer, case.layout.name, dialects=name) for name in bar]
-    verdicts = sorted((v for one in of for v in one), key=lambda v: v.scales * case.layout.block + v.codes)
+    bar = tqdm(names, "dialects", leave=False, disable=case.codes.numel() < BAR)
+    of = [
+        nm.scales.identify(case.x, case.codes, case.scales, outer, case.layout.name, dialects=name, real=case.mask)
+        for name in bar
+    ]
+    verdicts = sorted((v for one in of for v in one), key=lambda v: v.scales * case.layout.per_scale + v.codes)
     return Identification(case.layout, of[0].scales, of[0].codes, tuple(verdicts))
 
 
@@ -249,7 +224,7 @@ def _laws(j: _Judged) -> tuple[list[str], list[str]]:
         faults.append(f"{scales.fault} (dialect {scales.dialect.name}" + _but(scales.count, n) + ")")
     else:
         faults.append(f"{whose} are the nearest; {scales.count:,} of {n} differ")
-    total = f"{int(j.case.real.sum()) * j.case.x[..., 0].numel():,}"
+    total = f"{j.case.values:,}"
     if codes.fault is not None:
         faults.append(codes.fault + (f" (all but {codes.count:,} of {total})" if codes.count else ""))
     elif codes.count == 0:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import numerics as nm
 
-from .check_laws import MODES, NARROW, Folded, ScaleLaw, best_first
+from .check_laws import MODES, NARROW, Folded, ScaleLaw, best_first, scale_name
 
 TIES_DOWN = "with ties toward zero instead of to even"
 
@@ -63,7 +63,7 @@ def _codes(f: Folded, law: ScaleLaw) -> Iterator[CodeLaw]:
 
 
 def _stored(f: Folded) -> Tensor:
-    return nm.decode(f.scales, f.case.scale_format).to(torch.float64)
+    return f.scale_values.to(torch.float64)
 
 
 def _quotients(f: Folded, law: ScaleLaw) -> Iterator[tuple[str, Tensor]]:
@@ -84,7 +84,7 @@ def _wrong_quotients(f: Folded, law: ScaleLaw) -> Iterator[tuple[str, Tensor]]:
             yield cut, _over(f.x.to(dtype).to(torch.float64), scale * factor)
     bare = (
         "the scale byte is rounded, the payload is not: elements are divided by the scale as it was before it was "
-        f"rounded to {scale_format.name}"
+        f"rounded to {scale_name(scale_format)}"
     )
     yield bare, _over(x, law.steps(f).ratio.to(torch.float64) * factor)
     yield bare, _over(x, f.x.abs().amax(-1, keepdim=True).to(torch.float64) / element.max)

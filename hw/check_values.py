@@ -71,7 +71,7 @@ def judge_values(
     values = values if axis in (-1, values.ndim - 1) else values.mT
     f = Folded.of(case, outer)
     for words, fault, made in _decoded(f, names):
-        kept = made.flatten(-2)[..., case.real]
+        kept = case.cut(case.folding.unfold(made))
         for rounded, t in (
             ("", kept),
             (" rounded to " + str(values.dtype).removeprefix("torch."), kept.to(values.dtype)),
@@ -88,7 +88,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 def _decoded(f: Folded, names: tuple[str, ...]) -> Iterator[tuple[str, str | None, Tensor]]:
     """(words, fault, values in blocks)."""
-    q, s = nm.decode(f.codes, f.case.layout.element), nm.decode(f.scales, f.case.scale_format)
+    q, s = nm.decode(f.codes, f.case.layout.element), f.scale_values
     if f.outer is None:
         yield "code * scale", None, q * s
         return

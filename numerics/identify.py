@@ -145,7 +145,7 @@ def _chosen(names: Iterable[str] | None, layout: Layout) -> list[Dialect]:
 
 @dataclass(frozen=True)
 class _Dump:
-    """What is to be identified: `x` and codes (..., n, B) and scales (..., n, 1), the outer with the axes of the tensor,
+    """What is to be identified: `x` and codes (..., n, B), scales (..., n, 1), the outer with the axes of the tensor,
     and which places hold values rather than padding, like `x`."""
 
     x: Tensor

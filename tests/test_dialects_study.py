@@ -23,6 +23,7 @@ from studies import dialects_cases as cases
 from studies.result import Result
 
 DIALECTS = nm.scales.DIALECTS
+STUDIED = {name for name, d in DIALECTS.items() if set(d.formats) & set(cases.REFERENCES)}
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
