@@ -79,14 +79,19 @@ def same(a: float, b: float) -> bool:
     return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1.0, a) == math.copysign(1.0, b))
 
 
+# of the blocks in the order of memory a step apart, by whose twins the default run goes: of every row some
+STEPS = pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.exhaustive)], ids=["some", "all"])
+
+
 @pytest.mark.parametrize("name", NV)
 @pytest.mark.parametrize("which", TENSORS)
-def test_scalar_twin(name: str, which: str):
+@STEPS
+def test_scalar_twin(name: str, which: str, step: int):
     d, x = DIALECTS[name], TENSORS[which]
     q = d.quantize(x)
     values = d.dequantize(q)
     amax = float(x.abs().max())
-    for row, start in itertools.product(range(8), range(0, 128, 64)):  # every fourth block
+    for row, start in list(itertools.product(range(8), range(0, 128, 16)))[:: 2 * step - 1]:
         xs = x[row, start : start + 16].tolist()
         scope = float(x[row].abs().max()) if d.run == 128 or d.rows else amax
         scale, codes, decoded = TWINS[name](xs, scope)
@@ -110,7 +115,8 @@ TINY_NOT_CLAIMED = (
 
 @pytest.mark.parametrize(("name", "fmt"), MX)
 @pytest.mark.parametrize("which", [*TENSORS, "1e-38", "2^-120", "edges"])
-def test_scalar_twin_mx(name: str, fmt: str, which: str):
+@STEPS
+def test_scalar_twin_mx(name: str, fmt: str, which: str, step: int):
     special = {
         "1e-38": TENSORS["normal"] * 1e-38,
         "2^-120": TENSORS["normal"] * 2.0**-120,
@@ -122,7 +128,7 @@ def test_scalar_twin_mx(name: str, fmt: str, which: str):
     d, element = DIALECTS[name], LAYOUTS[fmt].element
     q = d.quantize(x, fmt)
     values = d.dequantize(q)
-    for row, block in itertools.product(range(x.shape[0]), range(4)):
+    for row, block in list(itertools.product(range(x.shape[0]), range(4)))[::step]:
         part = slice(32 * block, 32 * block + 32)
         scale, codes = MX_TWINS[name](x[row, part].tolist(), element)
         assert int(q.scales[row, block]) == scale, (row, block, float(x[row, part].abs().max()).hex())
@@ -156,9 +162,10 @@ def test_scalar_twin_of_fp8_blocks(name: str, which: str):
     """Blocks of 128, and tiles of which only 3 lines and 5 columns are values."""
     d, x = DIALECTS[name], TENSORS[which]
     q = d.quantize(x, "FP8_1X128")
-    tile = d.quantize(x[:3, :5], "FP8_128X128")
     found = [(x[row].tolist(), q.scales[row], q.codes[row], d.dequantize(q)[row]) for row in range(len(x))]
-    found.append((x[:3, :5].flatten().tolist(), tile.scales[0], tile.codes.flatten(), d.dequantize(tile).flatten()))
+    if "FP8_128X128" in d.formats:
+        tile = d.quantize(x[:3, :5], "FP8_128X128")
+        found.append((x[:3, :5].flatten().tolist(), tile.scales[0], tile.codes.flatten(), d.dequantize(tile).flatten()))
     for xs, scales, codes, values in found:
         scale, expected = FP8_TWINS[name](xs)
         assert scales.dtype == torch.float32 and scales.tolist() == [scale]
@@ -237,7 +244,7 @@ def test_zeros_before_2_15_of_transformer_engine_become_sixes_of_scale_zero():
 def test_an_all_zero_tensor(name: str):
     q = DIALECTS[name].quantize(torch.zeros(2, 64))
     values = DIALECTS[name].dequantize(q)
-    if name in ("torchao", "modelopt", "flashinfer", "flashinfer_exact"):
+    if name in ("torchao", "modelopt", "flashinfer", "flashinfer_exact", "vllm"):
         poisoned = name != "flashinfer_exact"
         assert torch.all(q.scales == (0x7F if poisoned else 0)) and torch.isnan(values).all() == poisoned
     else:
