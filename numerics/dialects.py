@@ -5,12 +5,13 @@
     x_q = d.dequantize(q)                   in torchao's order of products
     print(d)                                its decisions in words
 
-The formulas are in `dialects_nv` and `dialects_mx`, what is stored and how it is decoded in `dialects_orders`, the
-entries in `dialects_te`, `dialects_peers`, `dialects_house` and here. Versions read: Transformer Engine d0067d0,
-torchao 0.18.0, ModelOpt 0.47.0, compressed-tensors 0.20.1, FlashInfer fb28d72, fouroversix 1.0.5 and dadfad6,
-Quartet II 8776a90, TetraJet-v2 bc8ad3a, ThunderKittens 0b55588, qwix 0.1.8. A kernel that divides approximately
-(CUDA's fast math, Triton's `/`) is described with correct divisions, and its entry says so under "not claimed".
-Rounding is to nearest throughout.
+The formulas are in `dialects_nv` and `dialects_mx`, what is stored and how it is decoded in `dialects_orders`; entries
+in `dialects_te`, `dialects_peers`, `dialects_house` and here; both in `dialects_engines`, `dialects_emulators` and
+`dialects_fp8`. Versions read: Transformer Engine d0067d0, torchao 0.18.0, ModelOpt 0.47.0, compressed-tensors 0.20.1,
+FlashInfer fb28d72, fouroversix 1.0.5 and dadfad6, Quartet II 8776a90, TetraJet-v2 bc8ad3a, ThunderKittens 0b55588, qwix
+0.1.8; those of the others stand in their entries. A kernel that divides approximately (CUDA's fast math, Triton's `/`)
+is described with correct divisions, and its entry says so under "not claimed". Elements are rounded to nearest but in
+`microxcaling_floor`, ties as `Dialect.rounding` says.
 """
 
 from __future__ import annotations
@@ -68,6 +69,10 @@ _TRITON = "triton-lang/triton 018a674, python/triton_kernels/triton_kernels/nume
 _VLLM = "vllm-project/vllm {}, vllm/model_executor/layers/quantization/utils/{}_utils.py, "
 _MLX_FORMATS = ("MXFP4", "MXFP8")
 _METAL = "ml-explore/mlx {}, mlx/backend/metal/kernels/fp_quantized.h, fp_quantize with fp8.h and fp4.h"
+_MLX_CPU = (
+    "ml-explore/mlx 0.32.0, before #4353, mlx/ops.cpp, fp_quantize: the graph that stands for the kernel on a CPU"
+)
+_MLX_SCALE = "2^k, k = fl(log2(b / max)) to the nearest integer, halves to even, in x's dtype"
 _MLX_NAN = "an infinity makes its block's scale 0xFF; a NaN has the largest code of its sign"
 _NAN = "a NaN makes its block's scale 0xFF"
 _NAN_CODE = "the code of a NaN depends on its payload"
@@ -221,16 +226,27 @@ MX: tuple[Dialect, ...] = (
         defined_nan=False,
     ),
     _mx(
-        "mlx_mx_cpu_before",
-        "ml-explore/mlx 0.32.0, before #4353, mlx/ops.cpp, fp_quantize: the graph that stands for the kernel on a CPU",
+        "mlx_mxfp4_cpu_before",
+        _MLX_CPU,
         mx.mlx_cpu_before,
-        "2^k, k = fl(log2(b / max)) to the nearest integer, halves to even, in x's dtype",
+        _MLX_SCALE,
         "0x7F (1.0)",
-        "x / 2^k in x's dtype, the first E2M1 code with the least error: ties toward zero, every zero is +0",
+        "x / 2^k in x's dtype, the first code with the least error: ties toward zero, every zero is +0",
         "not claimed",
-        "NaN, infinities and scales below 2^-126; MXFP8 rounds ties to even and keeps -0",
-        formats=_MLX_FORMATS,
+        "NaN, infinities and scales below 2^-126",
+        formats=("MXFP4",),
         rounding="ties toward zero",
+    ),
+    _mx(
+        "mlx_mxfp8_cpu_before",
+        _MLX_CPU,
+        mx.mlx_cpu_before,
+        _MLX_SCALE,
+        "0x7F (1.0)",
+        "x / 2^k in x's dtype, ties to even, saturating, -0 kept",
+        "not claimed",
+        "NaN, infinities and scales below 2^-126",
+        formats=("MXFP8",),
     ),
     _mx(
         "deepgemm_mxfp4",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from . import dialects_nv as nv
 from . import dialects_orders as orders
+from .codes import decode_tensor
 from .dialects_casts import const, e4m3, least_error, nearest
 from .dialects_core import Blocks, Dialect, Prose, Steps
 from .dialects_te import NVFP4, plain
@@ -108,7 +109,7 @@ def ue4m3(ratio: Tensor) -> tuple[Tensor, Tensor]:
     normal = torch.where(normal >= 0x78, 0x7E, normal)
     small = (ratio * 512.0 + 0.5).clamp(max=7.0).to(torch.int32)
     codes = torch.where(ratio < 2.0**-6, small, normal).to(torch.uint8)
-    return codes, nv.decode_tensor(codes, E4M3)
+    return codes, decode_tensor(codes, E4M3)
 
 
 # ---- entries ---------------------------------------------------------------------------------------------------------
@@ -259,7 +260,8 @@ GGML = Dialect(
         "none",
         "b / 6 to E4M3 with ties up, below 2^-6 at most 7 * 2^-9, from 248 on 448",
         _UNDERFLOW + ", with codes of +0",
-        "the first code with the least |q s - x|: ties toward zero, every zero is +0; 0 too where x is 2^24 times s",
+        "the first code with the least |q s - x|: ties toward zero, every zero is +0; too small a code where x is 2^25 "
+        "times s or more, 0 from 2^28 times on",
         "amax passes over NaN, whose code is 0; so is an infinity's, whose scale is 448",
         "q * s",
         "the order of nibbles in its file, and the scale of the tensor beside it",

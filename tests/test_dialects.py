@@ -10,6 +10,7 @@ the oracle of test_dialect_peers.py.
 import itertools
 import math
 from fractions import Fraction
+from pathlib import Path
 
 import dialect_twins as twins
 import numpy as np
@@ -19,7 +20,7 @@ from dialect_twins import nearest_fraction
 from dialect_twins_engines import ENGINE_FP8_TWINS, ENGINE_MX_TWINS, ENGINE_TWINS
 
 import numerics as nm
-from numerics.dialects_core import LAYOUTS, Outer
+from numerics.dialects_core import LAYOUTS, ROUNDINGS, Outer
 
 TWINS = twins.TWINS | ENGINE_TWINS
 MX_TWINS = twins.MX_TWINS | ENGINE_MX_TWINS
@@ -41,6 +42,12 @@ def test_every_dialect_has_a_twin_and_says_what_it_does():
         for word in ("outer", "scale", "zero", "elements", "NaN, Inf", "decode"):
             assert f"\n    {word:<12}" in text
         assert (d.outer_of is None) == (d.direction is None)
+
+
+def test_the_pages_count_the_dialects():
+    root = Path(__file__).parent.parent
+    for page in ("README.md", "docs/check.md"):
+        assert f" {len(DIALECTS)} " in (root / page).read_text(encoding="utf-8")
 
 
 # ---- scalar twins ----------------------------------------------------------------------------------------------------
@@ -107,7 +114,8 @@ TINY_NOT_CLAIMED = (
     "compressed_tensors_mx",
     "fouroversix_mx",
     "ggml_mxfp4",
-    "mlx_mx_cpu_before",
+    "mlx_mxfp4_cpu_before",
+    "mlx_mxfp8_cpu_before",
     "quark_floor",
     "quark_ceil",
 )
@@ -220,6 +228,12 @@ ZERO_BLOCK = {
     "qwix": 0x38,
     "compressed_tensors": 0x20,
     "tetrajet_v2": 0x01,
+    "flashinfer_46": 0x00,
+    "vllm": 0x00,
+    "triton_nvfp4": 0x00,
+    "mlx_nvfp4": 0x00,
+    "mlx_nvfp4_cpu": 0x00,
+    "ggml_nvfp4": 0x00,
 }
 
 
@@ -293,6 +307,116 @@ def test_ties_of_quartet_ii():
     assert up == [1, 2, 3, 4, 5, 6, 7, 0, 9, 10, 11, 12, 13, 14, 7, 0]
 
 
+# fl(1e-4 / 6) is above 2^-16, fl(1e-4 / 448) above 2^-23, fl(1e-10 / 448) above 2^-43
+ZERO_MX = {
+    "ocp_floor": 0x00,
+    "triton_up": 0x00,
+    "ggml_mxfp4": 0x00,
+    "mlx_mx": 0x00,
+    "mlx_mxfp4_cpu_before": 0x7F,
+    "mlx_mxfp8_cpu_before": 0x7F,
+    "deepgemm_mxfp4": 127 - 15,
+    "vllm_mxfp4": 0x00,
+    "vllm_mxfp8": 0x00,
+    "vllm_mxfp8_floor": 0x01,
+    "microxcaling": 0x00,
+    "quark": 0x00,
+    "quark_floor": 127 - 23,
+    "quark_ceil": 127 - 23,
+}
+ZERO_FP8 = {"fourbit_fp8": 1.0, "deepgemm_fp8_ue8m0": 2.0**-22, "vllm_fp8_ue8m0": 2.0**-42}
+
+
+@pytest.mark.parametrize("name", [*ZERO_MX, *ZERO_FP8])
+def test_a_zero_block_of_powers_of_two(name: str):
+    q = DIALECTS[name].quantize(torch.zeros(1, 128))
+    assert torch.all(q.scales == (ZERO_MX | ZERO_FP8)[name]) and torch.all(q.codes == 0)
+
+
+def test_scales_of_ggml_between_256_and_448_are_448():
+    """Its E4M3 has no codes from 0x78 to 0x7D; below 2^-6 there is none for 8 * 2^-9, and ties go up."""
+    ratios = {247.9: 0x77, 248: 0x7E, 256: 0x7E, 400: 0x7E, 7.5 * 2.0**-9: 0x07, 2.0**-6: 0x08, 2.5 * 2.0**-9: 0x03}
+    x = torch.zeros(len(ratios), 16)
+    x[:, 0] = torch.tensor(list(ratios)) * 6
+    assert DIALECTS["ggml_nvfp4"].quantize(x).scales.flatten().tolist() == list(ratios.values())
+
+
+def test_what_is_too_large_for_a_search_becomes_zero():
+    """GGML: 2^30 times the scale 448, beside which every code times 448 has the same error."""
+    x = torch.full((1, 16), 448 * 2.0**30)
+    q = DIALECTS["ggml_nvfp4"].quantize(x)
+    assert int(q.scales) == 0x7E and torch.all(q.codes == 0)
+    assert torch.all(DIALECTS["triton_nvfp4"].quantize(x).codes == 7)
+
+
+def test_mlx_rounds_scales_up_since_4353():
+    """b / 6 of 1.4 lies nearer to 1, and of 1.42 to 2: log2 of them is 0.485 and 0.506."""
+    x = torch.zeros(2, 32)
+    x[:, 0] = torch.tensor([1.4, 1.42]) * 6
+    for name, scales in {"mlx_mx": [128, 128], "mlx_mx_before": [127, 128], "mlx_mxfp4_cpu_before": [127, 128]}.items():
+        assert DIALECTS[name].quantize(x).scales.flatten().tolist() == scales
+    assert DIALECTS["mlx_mx_before"].quantize(x).codes[0, 0] == 7  # 8.4, saturated
+
+
+def test_the_number_before_a_quarter_is_a_tie_for_microxcaling():
+    x = torch.zeros(1, 32)
+    x[0, 0], x[0, 1], x[0, 2] = 6, 0.25 - 2.0**-26, 0.25 - 2.0**-25
+    assert DIALECTS["microxcaling"].quantize(x).codes[0, :3].tolist() == [7, 1, 0]
+    assert DIALECTS["ocp_floor"].quantize(x).codes[0, :3].tolist() == [7, 0, 0]
+
+
+def test_rows_of_transformer_engine_have_outer_scales_of_their_own():
+    x = TENSORS["normal"] * torch.tensor([1.0, 1e-3, 1e3, 1, 1, 1, 1, 1])[:, None]
+    q, rows = DIALECTS["te_row"].quantize(x), [DIALECTS["te"].quantize(row[None]) for row in x]
+    assert torch.equal(q.outer, x.abs().amax(-1, keepdim=True))
+    assert torch.equal(q.codes, torch.cat([row.codes for row in rows]))
+    assert torch.equal(q.scales, torch.cat([row.scales for row in rows]))
+    x[2, 5] = NAN  # poisons its row alone
+    assert (DIALECTS["te_row"].quantize(x).scales == 0x7F).all(-1).nonzero().flatten().tolist() == [2]
+
+
+def rounded(scaled: np.ndarray, fmt: nm.Format, rounding: str) -> np.ndarray:
+    """Magnitudes of the nearest values by a search in the table, NaN where |scaled| is beyond the largest."""
+    sizes = np.unique(np.abs(nm.decode(np.arange(1 << fmt.bits, dtype=np.uint8), fmt).astype(np.float64)))
+    sizes = sizes[np.isfinite(sizes)]
+    size = np.abs(scaled.astype(np.float64))
+    place = np.clip(np.searchsorted(sizes, size, "right"), 1, len(sizes) - 1)
+    low, high = sizes[place - 1], sizes[place]
+    tie, even = size * 2 == low + high, (place - 1) % 2 == 0
+    to_low = {
+        "ties to even": even,
+        "ties away from zero": np.zeros_like(even),
+        "ties toward +infinity": scaled < 0,
+        "ties toward zero": np.ones_like(even),
+    }
+    down = size * 2 < low + high if rounding != "truncated" else size < high
+    down |= tie & to_low.get(rounding, np.ones_like(even))
+    return np.where(size > fmt.max, np.nan, np.where(down, low, high))
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_elements_are_rounded_as_declared(name: str):
+    """Midpoints of the element format, beside its largest value: many stay ties whatever the scale is."""
+    d = DIALECTS[name]
+    assert d.rounding in ROUNDINGS
+    for fmt in (fmt for fmt in d.formats if LAYOUTS[fmt].tile == 1 and LAYOUTS[fmt].element.kind == "float"):
+        element, block = LAYOUTS[fmt].element, LAYOUTS[fmt].block
+        values = nm.decode(torch.arange(element.max_code + 1), element)
+        middle = (values[:-1] + values[1:]) / 2
+        middle = torch.cat((middle, -middle, -middle * 1.3))
+        middle = torch.nn.functional.pad(middle, (0, -len(middle) % (block - 1))).view(-1, block - 1)
+        x = torch.cat((torch.full((len(middle), 1), element.max), middle), 1)
+        blocks = d.blocks(x, block, element)
+        outer = {"amax": 2688.0, None: 1.0}.get(d.direction, 1.0)
+        steps = d.steps(blocks, Outer(torch.full((len(x), 1, 1), outer), None))
+        expected = rounded(steps.scaled.numpy(), element, d.rounding)
+        judged, made = ~np.isnan(expected), nm.decode(steps.codes, element).numpy()
+        assert judged.mean() > 0.5 and np.array_equal(np.abs(made[judged]), expected[judged])
+        others = [rounded(steps.scaled.numpy(), element, r) for r in ROUNDINGS if r != d.rounding]
+        adaptive = "46" in name or name.startswith("fouroversix")  # by 4 the midpoints are no ties
+        assert adaptive or all((other != expected)[judged].any() for other in others)
+
+
 def test_an_infinity():
     x = torch.ones(1, 32)
     x[0, 0] = INF
@@ -310,14 +434,21 @@ def test_an_infinity():
 def test_a_nan():
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
     x[1, 20] = NAN
-    everywhere = {"te", "te_46", "torchao", "modelopt", "flashinfer", "fouroversix", "quartet_ii"}
+    everywhere = {"te", "te_46", "te_46_fast", "vllm", "torchao", "modelopt", "flashinfer", "fouroversix", "quartet_ii"}
     for name in everywhere:
         assert torch.all(DIALECTS[name].quantize(x).scales == 0x7F), name
-    for name in ("torchao_one_level", "compressed_tensors", "qwix", "fourbit", "exact"):
+    for name in ("torchao_one_level", "compressed_tensors", "qwix", "fourbit", "exact", "triton_nvfp4"):
         assert (DIALECTS[name].quantize(x).scales == 0x7F).nonzero().tolist() == [[1, 1]], name
     for name in ("te_kernel", "te_before_2_15", "app_b", "flashinfer_exact", "tetrajet_v2", "thunderkittens"):
         q = DIALECTS[name].quantize(x)
         assert not torch.any(q.scales == 0x7F) and int(q.codes[1, 20]) == 7, name
+    for name in ("flashinfer_46", "flashinfer_46_fast", "mlx_nvfp4"):
+        q = DIALECTS[name].quantize(x)
+        assert not torch.any(q.scales == 0x7F) and int(q.codes[1, 20]) == 7, name
+    q = DIALECTS["mlx_nvfp4_cpu"].quantize(x)
+    assert int(q.scales[1, 1]) == 0x7E and int(q.codes[1, 20]) == 0
+    q = DIALECTS["ggml_nvfp4"].quantize(x)
+    assert int(q.scales[1, 1]) < 0x7E and int(q.codes[1, 20]) == 0
     assert torch.all(DIALECTS["te"].quantize(x).codes == 0)
     assert torch.all(DIALECTS["modelopt"].quantize(x).codes == 7)
     assert float(DIALECTS["compressed_tensors"].quantize(x).outer) == 1.0
@@ -520,7 +651,7 @@ def stated_inputs(block: int) -> list[torch.Tensor]:
     return [*TENSORS.values(), poisoned, infinite, large, large.float() * 1e-38, *examples(), edges(448.0), edges(6.0)]
 
 
-@pytest.mark.parametrize("fmt", ["NVFP4", "MXFP8", "MXFP4"])
+@pytest.mark.parametrize("fmt", ["NVFP4", "MXFP8", "MXFP4", "FP8_1X128"])
 def test_any_two_dialects_differ_on_a_stated_input(fmt: str):
     names = [name for name, d in DIALECTS.items() if fmt in d.formats]
     made = {name: [DIALECTS[name].quantize(x, fmt) for x in stated_inputs(16)] for name in names}
