@@ -61,11 +61,11 @@ def least_error(x: Tensor, step: Tensor, dtype: torch.dtype = torch.float32) -> 
     return torch.where((x < 0) & (codes > 0), codes | 8, codes).to(torch.uint8)
 
 
-def log2(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The logarithm of float32 `x` rounded to `dtype`, as float32.
+def rounded_logarithm(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """log2 of float32 `x`, rounded to float32 and then to `dtype`, as float32.
 
-    float64's own error, 2^-50, decides nothing where whole and half exponents are told apart: no float32 has a
-    logarithm so near to where float32's or bfloat16's rounding to one of them changes.
+    float64's own relative error, below 2^-48, decides nothing where whole and half exponents are told apart: no
+    float32 has a logarithm so near to where rounding to one of them begins.
     """
     return torch.log2(x.to(torch.float64)).to(torch.float32).to(dtype).to(torch.float32)
 

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .dialects_casts import const, log2, nearest
+from .dialects_casts import const, nearest, rounded_logarithm
 from .dialects_core import Blocks, Dialect, Outer, Prose, Steps
 from .dialects_mx import NAN, emax, power, rounded_up_at_half
 from .dialects_orders import one_level
@@ -32,7 +32,7 @@ def microxcaling(blocks: Blocks, outer: Outer, rounding: str) -> Steps:
     t; "floor" truncates.
     """
     b, element = blocks.amax, blocks.element
-    exponent = torch.floor(log2(torch.where(b == 0, const(b, LEAST), b), blocks.dtype)) - emax(element)
+    exponent = torch.floor(rounded_logarithm(torch.where(b == 0, const(b, LEAST), b), blocks.dtype)) - emax(element)
     byte = torch.where(torch.isfinite(exponent), exponent.clamp(-127, 127) + 127, NAN).to(torch.int32)
 
     def rounded(t: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def microxcaling(blocks: Blocks, outer: Outer, rounding: str) -> Steps:
 
     scaled = rounded(blocks.x / torch.where(byte == NAN, torch.nan, power(byte)))
     size = scaled.abs()
-    own = torch.floor(log2(torch.where(size == 0, const(size, 1.0), size), blocks.dtype))
+    own = torch.floor(rounded_logarithm(torch.where(size == 0, const(size, 1.0), size), blocks.dtype))
     unit = torch.exp2(own.clamp(min=1 - element.bias) - element.mantissa_bits)
     places = rounded(size / unit)
     whole = torch.floor(places if rounding == "floor" else rounded(places + 0.5))
@@ -81,9 +81,9 @@ def quark(blocks: Blocks, outer: Outer, mode: str) -> Steps:
     2^(floor or ceil(fl(log2 b)) - emax), 2^-23 for zeros. q rounds x / 2^k, every zero becomes +0."""
     b, element = blocks.amax, blocks.element
     if mode == "even":
-        exponent = log2(torch.where(b == 0, const(b, LEAST), rounded_up_at_half(b, element.mantissa_bits)))
+        exponent = rounded_logarithm(torch.where(b == 0, const(b, LEAST), rounded_up_at_half(b, element.mantissa_bits)))
     else:
-        exponent = log2(b, blocks.dtype)
+        exponent = rounded_logarithm(b, blocks.dtype)
         exponent = torch.floor(exponent) if mode == "floor" else torch.ceil(exponent)
     exponent = (exponent - emax(element)).clamp(-127, 127)
     exponent = torch.where((b == 0) & (mode != "even"), -23.0, exponent)

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .dialects_casts import const, log2, nearest
+from .dialects_casts import const, nearest, rounded_logarithm
 from .dialects_core import Blocks, Dialect, Outer, Prose, Steps
 from .dialects_orders import one_level
 
@@ -36,7 +36,7 @@ def deepgemm(blocks: Blocks, outer: Outer, power: bool) -> Steps:
 def vllm(blocks: Blocks, outer: Outer, power: bool) -> Steps:
     """Its kernel: r = max(b, 1e-10) * fl(1/448), s = r, or `power`: 2^ceil(fl(log2 r)); q rounds x / s."""
     ratio = blocks.amax.clamp(min=1e-10) * (const(blocks.amax, 1.0) / const(blocks.amax, LARGEST))
-    return _divided(blocks, ratio, torch.exp2(torch.ceil(log2(ratio))) if power else ratio)
+    return _divided(blocks, ratio, torch.exp2(torch.ceil(rounded_logarithm(ratio))) if power else ratio)
 
 
 def vllm_native(blocks: Blocks, outer: Outer) -> Steps:

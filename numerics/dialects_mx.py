@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .codes import encode_tensor
-from .dialects_casts import const, least_error, log2, nearest, nearest_plus_zero, poisoned, ties_to_zero
+from .dialects_casts import const, least_error, nearest, nearest_plus_zero, poisoned, rounded_logarithm, ties_to_zero
 from .dialects_core import Blocks, Outer, Steps
 from .formats import E2M1, E8M0, Format
 from .rounding import Rounding, pattern
@@ -94,7 +94,9 @@ def torchao_rceil(blocks: Blocks, outer: Outer) -> Steps:
     from 0, the more ratios.
     """
     ratio = _ratio_of_max(blocks)
-    byte = torch.where(torch.isfinite(ratio), torch.ceil(log2(ratio)).clamp(-127, 127) + 127, 254).to(torch.int32)
+    byte = torch.where(torch.isfinite(ratio), torch.ceil(rounded_logarithm(ratio)).clamp(-127, 127) + 127, 254).to(
+        torch.int32
+    )
     byte = torch.where(torch.isnan(ratio), NAN, byte)
     multiplier = torch.where(byte == 0, const(ratio, 1.0), _reciprocal_power(byte))
     multiplier = torch.where(byte == NAN, ratio, multiplier)
@@ -168,7 +170,7 @@ def deepgemm(blocks: Blocks, outer: Outer) -> Steps:
 
 def ggml(blocks: Blocks, outer: Outer) -> Steps:
     """2^(floor(fl(log2 b)) - 2), byte 0 for zeros; q the code with the least |q 2^k - x|, ties toward zero."""
-    byte = torch.where(blocks.amax == 0, 0, torch.floor(log2(blocks.amax)) + (127 - emax(blocks.element)))
+    byte = torch.where(blocks.amax == 0, 0, torch.floor(rounded_logarithm(blocks.amax)) + (127 - emax(blocks.element)))
     byte = byte.clamp(0, 254).to(torch.int32)
     scaled = blocks.x * _reciprocal_power(byte)
     return Steps(_ratio_of_power(blocks), byte.to(torch.uint8), scaled, ties_to_zero(scaled, blocks.element))
@@ -186,7 +188,7 @@ def mlx(blocks: Blocks, outer: Outer) -> Steps:
 def mlx_before(blocks: Blocks, outer: Outer) -> Steps:
     """As `mlx`, but fl(log2(b / max)) to the nearest integer, halves away from 0."""
     ratio = _ratio_of_max(blocks)
-    exponent = log2(ratio)
+    exponent = rounded_logarithm(ratio)
     whole = torch.trunc(exponent)
     whole = whole + torch.where((exponent - whole).abs() >= 0.5, torch.sign(exponent), 0)
     return _mlx(blocks, ratio, (whole.nan_to_num().clamp(-127, 127) + 127).to(torch.int32))
@@ -206,7 +208,7 @@ def mlx_cpu_before(blocks: Blocks, outer: Outer) -> Steps:
         return t.to(blocks.dtype).to(torch.float32)
 
     ratio = rounded(_ratio_of_max(blocks))
-    byte = torch.where(ratio == 0, 0, torch.round(log2(ratio, blocks.dtype))).clamp(-127, 127) + 127
+    byte = torch.where(ratio == 0, 0, torch.round(rounded_logarithm(ratio, blocks.dtype))).clamp(-127, 127) + 127
     byte = torch.where(torch.isnan(byte), 127, byte).to(torch.int32)
     scaled = rounded(blocks.x / power(byte))
     if blocks.element == E2M1:
@@ -231,13 +233,13 @@ def vllm_mxfp4(blocks: Blocks, outer: Outer) -> Steps:
 def vllm_mxfp8(blocks: Blocks, outer: Outer) -> Steps:
     """ceil(fl(log2(max(b, 2^-126) / 448))); q rounds x / 2^k."""
     ratio = blocks.amax.clamp(min=2.0**-126) / const(blocks.amax, blocks.element.max)
-    return _vllm(blocks, ratio, torch.ceil(log2(ratio)))
+    return _vllm(blocks, ratio, torch.ceil(rounded_logarithm(ratio)))
 
 
 def vllm_mxfp8_floor(blocks: Blocks, outer: Outer) -> Steps:
     """floor(fl(log2 max(b, 2^-126))): the block maximum becomes 1 to 2; q rounds x / 2^k."""
     b = blocks.amax.clamp(min=2.0**-126)
-    return _vllm(blocks, b, torch.floor(log2(b)))
+    return _vllm(blocks, b, torch.floor(rounded_logarithm(b)))
 
 
 def _vllm(blocks: Blocks, ratio: Tensor, exponent: Tensor) -> Steps:

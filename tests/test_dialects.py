@@ -20,6 +20,7 @@ from dialect_twins import nearest_fraction
 from dialect_twins_engines import ENGINE_FP8_TWINS, ENGINE_MX_TWINS, ENGINE_TWINS
 
 import numerics as nm
+from numerics.dialects_casts import rounded_logarithm
 from numerics.dialects_core import LAYOUTS, ROUNDINGS, Outer
 
 TWINS = twins.TWINS | ENGINE_TWINS
@@ -195,6 +196,22 @@ def edges(largest: float) -> torch.Tensor:
     x = torch.zeros(len(b) + -len(b) % 4, 32)
     x[: len(b), 0], x[: len(b), 1] = b, -b * 0.4
     return x.view(-1, 128)
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="numpy's long double is no wider than float64")
+def test_rounded_logarithms_are_those_of_a_wider_format():
+    """All of bfloat16, and float32 around powers of two and around 2^(k + 1/2), where rules change their mind: equal,
+    and nowhere so near to a tie of float32 that a relative error of 2^-48 would decide."""
+    centres = torch.tensor([*(2.0**k for k in range(-126, 128)), *(2.0 ** (k + 0.5) for k in range(-126, 127))])
+    near = (centres.view(torch.int32)[:, None] + torch.arange(-64, 65, dtype=torch.int32)).view(torch.float32).flatten()
+    coarse = (torch.arange(1, 0x7F80, dtype=torch.int32) << 16).view(torch.float32)
+    for x, dtype in ((near, torch.float32), (coarse, torch.bfloat16)):
+        wide = np.log2(x.numpy().astype(np.longdouble))
+        once = torch.from_numpy(wide.astype(np.float32))
+        assert torch.equal(rounded_logarithm(x, dtype), once.to(dtype).float())
+        up, down = (torch.nextafter(once, torch.full_like(once, to)).numpy() for to in (math.inf, -math.inf))
+        ties = [(once.numpy().astype(np.longdouble) + other) / 2 for other in (up, down)]
+        assert all((np.abs(wide - tie) > np.abs(wide) * 2.0**-48)[wide != 0].all() for tie in ties)
 
 
 def test_the_logarithm_of_torchao_rceil_is_torchs():
