@@ -24,6 +24,7 @@ from .check_folder_config import JUDGED, Plan, plan_of
 from .check_folder_decode import settled
 from .check_folder_files import Entry, Shelf, shelf_of
 from .check_folder_kin import fused, magnitudes, missing_children, missing_experts, missing_parts
+from .check_folder_order import scale_orders
 from .check_folder_parts import Matrix, Module, matrix_of, modules_of
 from .check_folder_report import Finding, FolderReport, lines
 from .check_folder_scheme import against_scheme, sizes, unquantized
@@ -31,7 +32,9 @@ from .check_folder_values import Seen, look, plain
 
 BAR = 1 << 28  # bytes from which a progress bar is shown
 NIBBLES = "which nibble of a byte comes first cannot be known without --against: blocks look the same either way"
-SCALES = "in which order scales lie cannot be known without --against where their shape fits several"
+SCALES = (
+    "the order of scales is shown by their own rows and columns in {} of {} matrices, and else cannot be known without "
+)
 VALUES = "whether the values are the original's cannot be known without --against"
 
 
@@ -59,8 +62,9 @@ def check_folder(folder: Path, original: Path | None = None, dumps: Judge | None
     facts = [f"config: {_said(plan)}"]
     if original is None:
         facts += [NIBBLES] if any(m.packed for m in matrices) else []
-        facts += [SCALES, VALUES]
-        findings += missing_children(_names(modules, others))
+        found, known = scale_orders(matrices)
+        facts += [f"{SCALES.format(known, len(matrices))}--against", VALUES]
+        findings += found + missing_children(_names(modules, others))
     else:
         found, told = compare(matrices, others, original, dumps, shelf.size < BAR)
         findings, facts = findings + found, facts + told

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from .check_folder_parts import ENCODE, Matrix
 from .check_folder_report import Finding
 from .check_folder_values import sample
 
-CHUNK = 1 << 22  # values that are decoded together
+CHUNK = 1 << 19  # values that are decoded together
 LIMIT = {"NVFP4": 0.06, "MXFP4": 0.08, "MXFP8": 0.01, "FP8": 0.01}  # error of what may be the original's
 OFF, SHARE = 0.34, 0.02
 BLOCK = 16  # values whose factor is compared, at least
@@ -75,7 +76,7 @@ def against(
 
 def beside(m: Matrix, of: int, original: Rows, shape: tuple[int, int]) -> Beside:
     """Compare every row."""
-    grid, outer = factors(stored_grid(m, of), m.fmt), outer_of(m)[of]
+    grid = factors(stored_grid(m, of), m.fmt) * outer_of(m)[of]
     rows, columns = min(shape[0], m.rows), min(shape[1], m.columns)
     tall = min(m.block[0], m.rows)
     step = max(1, CHUNK // max(m.columns, 1) // tall) * tall
@@ -83,17 +84,15 @@ def beside(m: Matrix, of: int, original: Rows, shape: tuple[int, int]) -> Beside
     off = gone = blocks = padding = 0
     where = (m.rows, -1, m.columns, -1)
     for first in range(0, rows, step):
-        raw = elements(m, of, first, min(first + step, rows))
-        v = scaled(raw, grid, m, first) * outer
-        padding += int((v[:, columns:] != 0).sum())
-        x, v = original(of, first, first + len(v))[:, :columns], v[:, :columns]
-        v = torch.where(torch.isfinite(v), v, 0.0)
-        error += float((x - v).square().sum(dtype=torch.float64))
-        energy += float(x.square().sum(dtype=torch.float64))
-        one, other = _off(x, v, m, _floor(m, grid, first, len(x)) * float(outer.abs()))
+        v = scaled(elements(m, of, first, min(first + step, rows)), grid, m, first)
+        padding += int((v[:, columns:] != 0).sum()) if columns < m.columns else 0
+        s = _sums(original(of, first, first + len(v))[:, :columns], v[:, :columns], _width(m))
+        energy += float(s.energy.sum(dtype=torch.float64))
+        error += float((s.energy.double() - 2 * s.dot.double() + s.own.double()).sum())
+        one, other = _off(s, _floor(m, of, grid, first, len(v)))
         blocks, off, gone = blocks + one.numel(), off + int(one.sum()), gone + int(other.sum())
         where = _box(where, other, first, columns, _width(m))
-    return Beside(error, energy, off, gone, blocks, where, padding)
+    return Beside(max(error, 0.0), energy, off, gone, blocks, where, padding)
 
 
 def _width(m: Matrix) -> int:
@@ -101,25 +100,44 @@ def _width(m: Matrix) -> int:
     return max(BLOCK, min(m.block[1], 128))
 
 
-def _floor(m: Matrix, grid: Tensor, first: int, rows: int) -> Tensor:
-    """Magnitudes below which scales or elements are subnormal, (rows or 1, 1), without the outer."""
+def _floor(m: Matrix, of: int, grid: Tensor, first: int, rows: int) -> Tensor:
+    """Magnitudes below which scales or elements are subnormal, (rows or 1, 1). grid: with the outer."""
     if m.fmt != "FP8":
-        return torch.tensor([[6 * 2.0**-6 if m.fmt == "NVFP4" else 0.0]])
+        return 6 * 2.0**-6 * outer_of(m)[of].abs().view(1, 1) * (m.fmt == "NVFP4")
     own = grid[torch.arange(first, first + rows) // m.block[0]].abs()
     return own.amax(-1, keepdim=True) * 2.0**-6
 
 
-def _off(x: Tensor, v: Tensor, m: Matrix, floor: Tensor) -> tuple[Tensor, Tensor]:
+class _Sums(NamedTuple):
+    """Blocks of x and v (rows, blocks, width), and their sums <x, v>, <v, v> and <x, x>, (rows, blocks)."""
+
+    x: Tensor
+    v: Tensor
+    dot: Tensor
+    own: Tensor
+    energy: Tensor
+
+
+def _sums(x: Tensor, v: Tensor, width: int) -> _Sums:
+    pad = -x.shape[1] % width
+    x, v = (torch.nn.functional.pad(t, (0, pad)) if pad else t for t in (x, v))
+    x, v = (t.reshape(len(t), -1, width) for t in (x, v))
+    own = torch.einsum("rbk,rbk->rb", v, v)
+    if not bool(torch.isfinite(own).all()):
+        v = torch.where(torch.isfinite(v) & (v.abs() < 1e18), v, 0.0)
+        own = torch.einsum("rbk,rbk->rb", v, v)
+    return _Sums(x, v, torch.einsum("rbk,rbk->rb", x, v), own, torch.einsum("rbk,rbk->rb", x, x))
+
+
+def _off(s: _Sums, floor: Tensor) -> tuple[Tensor, Tensor]:
     """Which blocks of a row are off, and which are gone, bool (rows, blocks)."""
-    width = _width(m)
-    pad = (0, -x.shape[1] % width)
-    x, v = (torch.nn.functional.pad(t, pad).view(len(t), -1, width) for t in (x, v))
-    dot, own, energy = (x * v).sum(-1), v.square().sum(-1), x.square().sum(-1)
-    small = torch.maximum(x.abs().amax(-1), v.abs().amax(-1)) <= 2 * floor
-    c = torch.where(own > 0, dot / torch.where(own > 0, own, 1.0), 0.0)
-    r = torch.where(energy > 0, c * dot / torch.where(energy > 0, energy, 1.0), 0.0)
+    c = torch.where(s.own > 0, s.dot / torch.where(s.own > 0, s.own, 1.0), 0.0)
+    r = torch.where(s.energy > 0, c * s.dot / torch.where(s.energy > 0, s.energy, 1.0), 0.0)
     off, gone = (c - 1).abs() > OFF, (r < 0.5) | (c < 0.25) | (c > 4.0)
-    return off & ~small, gone & ~small
+    if not bool((off | gone).any()):
+        return off, gone
+    large = torch.maximum(s.x.abs().amax(-1), s.v.abs().amax(-1)) > 2 * floor
+    return off & large, gone & large
 
 
 Box = tuple[int, int, int, int]
