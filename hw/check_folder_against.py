@@ -4,11 +4,13 @@ For every block b with values x_b and decoded v_b,
 
     c_b = <x_b, v_b> / <v_b, v_b>      r_b = <x_b, v_b>^2 / (|x_b|^2 |v_b|^2)      error = sum |x - v|^2 / sum |x|^2
 
-Nearest, stochastic and calibrated codes have c_b near 1, r_b above 0.9 and an error below `LIMIT`. A block is off if
-c_b is by more than `OFF`, and gone if r_b is below a half or c_b a factor of four away: no quantizer does that. Blocks
-below the smallest normal scale are left out. Where more than `SHARE` of all blocks are off, or the error is larger,
-other readings are tried on a sample of rows: swapped nibbles; scales transposed, swizzled or inverted; another outer;
-those of a sibling. One is named only if its error is below `LIMIT`. Every row is decoded, a chunk at a time.
+Nearest, stochastic and calibrated codes have c_b near 1, r_b above 0.9, an error below `LIMIT`, and a factor of all
+blocks together within `SLACK` of 1. A block is off if c_b is by more than `OFF`. It is gone if r_b is below a half or
+c_b a factor of four away, and a row if its error is `ODD` times the middle one: no quantizer does that. Blocks below
+the smallest normal scale are left out, and those that are small beside their row, which calibration may spend. Where
+more than `SHARE` of all blocks are off, or error or factor are, other readings are tried on a sample of rows: swapped
+nibbles; scales transposed, swizzled or inverted; another outer; those of a sibling. One is named only if its error is
+below `LIMIT`. Every row is decoded, a chunk at a time.
 """
 
 from __future__ import annotations
@@ -27,29 +29,34 @@ from .check_folder_values import sample
 
 CHUNK = 1 << 19  # values that are decoded together
 LIMIT = {"NVFP4": 0.06, "MXFP4": 0.08, "MXFP8": 0.01, "FP8": 0.01}  # error of what may be the original's
+SLACK = {"NVFP4": 0.04, "MXFP4": 0.04, "MXFP8": 0.02, "FP8": 0.02}  # |factor - 1| of what may be
+ODD = 6.0  # times the middle error of rows, where that is above half of `LIMIT`
 OFF, SHARE = 0.34, 0.02
 BLOCK = 16  # values whose factor is compared, at least
-NEAR = 0.02  # relative: a factor that is another one
+NEAR = 0.02  # relative: a factor that is 1
+Box = tuple[int, int, int, int]
 Rows = Callable[[int, int, int], Tensor]  # (matrix, first row, last row) -> float32 (rows, K) of the original
 
 
 @dataclass(frozen=True)
 class Beside:
-    """A matrix beside its original. error, energy: sums of squares. off, gone, blocks: blocks that are off, or gone,
-    and all. where: first and last row, first and last column of those that are gone. padding: values beyond the
-    original's columns that are not zero."""
+    """A matrix beside its original. error, energy: sums of squares. factor: of all values together. off, gone, blocks:
+    blocks that are off, or gone, and all. where: first and last row, first and last column of those that are gone.
+    padding: values beyond the original's columns that are not zero."""
 
     error: float
     energy: float
+    factor: float
     off: int
     gone: int
     blocks: int
-    where: tuple[int, int, int, int]
+    where: Box
     padding: int
 
     def same(self, fmt: str) -> bool:
         """Whether this is the original, quantized, but for the blocks that are gone."""
-        return self.error <= LIMIT[fmt] * self.energy and self.off <= SHARE * self.blocks
+        scaled = abs(self.factor - 1) <= SLACK[fmt]
+        return scaled and self.error <= LIMIT[fmt] * self.energy and self.off <= SHARE * self.blocks
 
 
 def against(
@@ -80,19 +87,25 @@ def beside(m: Matrix, of: int, original: Rows, shape: tuple[int, int]) -> Beside
     rows, columns = min(shape[0], m.rows), min(shape[1], m.columns)
     tall = min(m.block[0], m.rows)
     step = max(1, CHUNK // max(m.columns, 1) // tall) * tall
-    error = energy = 0.0
+    totals = torch.zeros(3, dtype=torch.float64)  # <x, x>, <x, v>, <v, v>
     off = gone = blocks = padding = 0
-    where = (m.rows, -1, m.columns, -1)
+    where, ratios = (m.rows, -1, m.columns, -1), []
     for first in range(0, rows, step):
         v = scaled(elements(m, of, first, min(first + step, rows)), grid, m, first)
         padding += int((v[:, columns:] != 0).sum()) if columns < m.columns else 0
         s = _sums(original(of, first, first + len(v))[:, :columns], v[:, :columns], _width(m))
-        energy += float(s.energy.sum(dtype=torch.float64))
-        error += float((s.energy.double() - 2 * s.dot.double() + s.own.double()).sum())
-        one, other = _off(s, _floor(m, of, grid, first, len(v)))
+        totals += torch.stack([t.sum(dtype=torch.float64) for t in (s.energy, s.dot, s.own)])
+        one, other = _off(s, _floor(m, of, grid, first, len(v)), m.fmt)
+        ratios.append(_row_errors(s, _floor(m, of, grid, first, len(v))))
         blocks, off, gone = blocks + one.numel(), off + int(one.sum()), gone + int(other.sum())
         where = _box(where, other, first, columns, _width(m))
-    return Beside(max(error, 0.0), energy, off, gone, blocks, where, padding)
+    rows_off = _odd(torch.cat(ratios), m.fmt) if ratios else torch.zeros(0, dtype=torch.bool)
+    if not gone and bool(rows_off.any()):
+        gone = int(rows_off.sum()) * (-(-columns // _width(m)))
+        where = _box(where, rows_off.view(-1, 1).expand(-1, -(-columns // _width(m))), 0, columns, _width(m))
+    energy, dot, own = totals.tolist()
+    factor = dot / own if own else 0.0
+    return Beside(max(energy - 2 * dot + own, 0.0), energy, factor, off, gone, blocks, where, padding)
 
 
 def _width(m: Matrix) -> int:
@@ -129,18 +142,34 @@ def _sums(x: Tensor, v: Tensor, width: int) -> _Sums:
     return _Sums(x, v, torch.einsum("rbk,rbk->rb", x, v), own, torch.einsum("rbk,rbk->rb", x, x))
 
 
-def _off(s: _Sums, floor: Tensor) -> tuple[Tensor, Tensor]:
+def _off(s: _Sums, floor: Tensor, fmt: str) -> tuple[Tensor, Tensor]:
     """Which blocks of a row are off, and which are gone, bool (rows, blocks)."""
     c = torch.where(s.own > 0, s.dot / torch.where(s.own > 0, s.own, 1.0), 0.0)
     r = torch.where(s.energy > 0, c * s.dot / torch.where(s.energy > 0, s.energy, 1.0), 0.0)
     off, gone = (c - 1).abs() > OFF, (r < 0.5) | (c < 0.25) | (c > 4.0)
     if not bool((off | gone).any()):
         return off, gone
-    large = torch.maximum(s.x.abs().amax(-1), s.v.abs().amax(-1)) > 2 * floor
-    return off & large, gone & large
+    large = _large(s, floor)
+    error = s.energy - 2 * s.dot + s.own
+    return off & large, gone & large & (error > LIMIT[fmt] * s.energy.mean(-1, keepdim=True))
 
 
-Box = tuple[int, int, int, int]
+def _large(s: _Sums, floor: Tensor) -> Tensor:
+    """Which blocks reach above what scales or elements have as normal numbers."""
+    return torch.maximum(s.x.abs().amax(-1), s.v.abs().amax(-1)) > 2 * floor
+
+
+def _row_errors(s: _Sums, floor: Tensor) -> Tensor:
+    """The error of every row, NaN where that says nothing: all zeros, or below the normal scales."""
+    error, energy = (s.energy - 2 * s.dot + s.own).sum(-1), s.energy.sum(-1)
+    small = s.energy.amax(-1) <= s.x.shape[-1] * (2 * floor.squeeze(-1)).square()
+    return torch.where(small | (energy == 0), torch.nan, error / torch.where(energy > 0, energy, 1.0))
+
+
+def _odd(errors: Tensor, fmt: str) -> Tensor:
+    """Which rows have an error far above the others', bool."""
+    usual = torch.nanmedian(errors)
+    return (errors > ODD * usual) & (errors > LIMIT[fmt] / 2)
 
 
 def _box(box: Box, bad: Tensor, first: int, columns: int, width: int) -> Box:
@@ -190,7 +219,7 @@ def explained(
 
 def _outer_words(m: Matrix, of: int, factor: float) -> list[str]:
     """What a factor says of the outer scale, or of all scales."""
-    if abs(factor - 1) <= NEAR:
+    if abs(factor - 1) <= SLACK[m.fmt]:
         return []
     outer, suffix = float(outer_of(m)[of]), m.module.suffix.get("outer")
     if suffix is None:
