@@ -1,4 +1,4 @@
-"""A quantized matrix beside its original: does it decode to it, and if not, in which reading does it?
+"""A quantized matrix beside its original: does it decode to it, and if not, where does it not?
 
 For every block b with values x_b and decoded v_b,
 
@@ -8,34 +8,28 @@ Nearest, stochastic and calibrated codes have c_b near 1, r_b above 0.9, an erro
 blocks together within `SLACK` of 1. A block is off if c_b is by more than `OFF`. It is gone if r_b is below a half or
 c_b a factor of four away, and a row if its error is `ODD` times the middle one: no quantizer does that. Blocks below
 the smallest normal scale are left out, and those that are small beside their row, which calibration may spend. Where
-more than `SHARE` of all blocks are off, or error or factor are, other readings are tried on a sample of rows: swapped
-nibbles; scales transposed, swizzled or inverted; another outer; those of a sibling. One is named only if its error is
-below `LIMIT`. Every row is decoded, a chunk at a time.
+more than `SHARE` of all blocks are off, or error or factor are, `check_folder_explain` looks for the reading that fits.
+Every row is decoded, a chunk at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .check_folder_decode import Reading, decoded, elements, factors, outer_of, readings, scaled, stored_grid
-from .check_folder_parts import ENCODE, Matrix
+from .check_folder_decode import elements, factors, outer_of, scaled, stored_grid
+from .check_folder_explain import LIMIT, SLACK, Rows, explained, sample_of, smoothed
+from .check_folder_parts import Matrix
 from .check_folder_report import Finding
-from .check_folder_values import sample
 
 CHUNK = 1 << 19  # values that are decoded together
-LIMIT = {"NVFP4": 0.06, "MXFP4": 0.08, "MXFP8": 0.01, "FP8": 0.01}  # error of what may be the original's
-SLACK = {"NVFP4": 0.04, "MXFP4": 0.04, "MXFP8": 0.02, "FP8": 0.02}  # |factor - 1| of what may be
 ODD = 6.0  # times the middle error of rows, where that is above half of `LIMIT`
 OFF, SHARE = 0.34, 0.02
 BLOCK = 16  # values whose factor is compared, at least
-NEAR = 0.02  # relative: a factor that is 1
 Box = tuple[int, int, int, int]
-Rows = Callable[[int, int, int], Tensor]  # (matrix, first row, last row) -> float32 (rows, K) of the original
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,14 @@ def against(
         return error, findings + ([Finding("values", text, (name,))] if found.error else [])
     if found.same(m.fmt):
         return error, findings + ([_some(found, name)] if found.gone else [])
-    return error, findings + explained(m, of, original, shape, kin, found, name)
+    detail = f"error {error:.2g} of the original's energy as stored"
+    shown = sample_of(m, of, original, shape)
+    told = explained(m, of, shown, kin, name, detail)
+    if not told:
+        told = [_some(found, name)] if 0 < found.gone < found.blocks / 2 else smoothed(shown, name)
+    text = "decoded values are not those of the original, in no order of nibbles, scales or siblings"
+    unknown = Finding("values", text, (name,), f"{detail}; {found.off:,} of {found.blocks:,} blocks are off")
+    return error, findings + (told or [unknown])
 
 
 def beside(m: Matrix, of: int, original: Rows, shape: tuple[int, int]) -> Beside:
@@ -190,111 +191,3 @@ def _some(found: Beside, name: str) -> Finding:
     text = "some blocks do not decode to the original"
     detail = f"{found.gone:,} of {found.blocks:,} blocks, in rows {r0} to {r1}, columns {c0} to {c1}"
     return Finding("values", text, (name,), detail)
-
-
-def explained(
-    m: Matrix, of: int, original: Rows, shape: tuple[int, int], kin: list[Matrix], found: Beside, name: str
-) -> list[Finding]:
-    """In which reading the matrix decodes to the original; else what is known."""
-    error = found.error / found.energy
-    detail = f"error {error:.2g} of the original's energy as stored"
-    shown = sample_of(m, of, original, shape)
-    best = min(((r, *shown.error(r)) for r in readings(m, of)), key=lambda t: t[1] + 1e-3 * len(t[0].words))
-    reading, least, factor = best
-    if least <= LIMIT[m.fmt]:
-        words = [*reading.words, *_outer_words(m, of, factor)]
-        if words:
-            return [Finding("values", w, (name,), f"{detail}, {least:.2g} so read") for w in words]
-    for words, other in _siblings(m, of, kin, shown):
-        return [Finding("values", words, (name,), f"{detail}; it fits {other}")]
-    if 0 < found.gone < found.blocks / 2:
-        return [_some(found, name)]
-    columns = shown.per_column()
-    if columns is not None:
-        text = "columns are those of the original times factors, as of a smoothed model: compare with that one"
-        return [Finding("values", text, (name,), f"factors {columns[0]:.3g} to {columns[1]:.3g}")]
-    text = "decoded values are not those of the original, in no order of nibbles, scales or siblings"
-    return [Finding("values", text, (name,), f"{detail}; {found.off:,} of {found.blocks:,} blocks are off")]
-
-
-def _outer_words(m: Matrix, of: int, factor: float) -> list[str]:
-    """What a factor says of the outer scale, or of all scales."""
-    if abs(factor - 1) <= SLACK[m.fmt]:
-        return []
-    outer, suffix = float(outer_of(m)[of]), m.module.suffix.get("outer")
-    if suffix is None:
-        if m.fmt == "NVFP4":
-            return ["the outer scale is lost: there is none, and decoded values need one"]
-        return ["decoded values are a multiple of the original: all scales are too large or too small"]
-    if outer == 1:
-        return [f"the outer scale is lost: {suffix} is 1"]
-    if abs(factor * outer * outer - 1) <= NEAR:
-        how = "multiplies, and readers divide by it" if suffix in ENCODE else "divides, and readers multiply by it"
-        return [f"the outer scale is inverted: {suffix} {how}"]
-    return ["the outer scale is another one: decoded values are a multiple of the original"]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Rows of a matrix with those of its original: (first row, x) of each run."""
-
-    m: Matrix
-    of: int
-    runs: list[tuple[int, Tensor]]
-
-    def error(self, reading: Reading) -> tuple[float, float]:
-        """The error of a reading after one factor for all, and that factor."""
-        outer = outer_of(self.m)[self.of]
-        pairs = []
-        for first, x in self.runs:
-            raw = elements(self.m, self.of, first, first + len(x), reading.swapped)
-            v = scaled(raw, reading.grid, self.m, first)[:, : x.shape[1]] * outer
-            pairs.append((x[:, : v.shape[1]], torch.where(torch.isfinite(v), v, 0.0)))
-        return fit(pairs)
-
-    def decoded(self, other: Matrix, of: int) -> tuple[float, float]:
-        """The error of another matrix's values, and the factor."""
-        return fit([(x, decoded(other, of, first, first + len(x))[:, : x.shape[1]]) for first, x in self.runs])
-
-    def per_column(self) -> tuple[float, float] | None:
-        """Least and largest factor of columns, if such factors make the values the original's."""
-        x = torch.cat([x for _, x in self.runs]).double()
-        v = torch.cat([decoded(self.m, self.of, f, f + len(x)) for f, x in self.runs])[:, : x.shape[1]].double()
-        own = v.square().sum(0)
-        c = torch.where(own > 0, (x * v).sum(0) / torch.where(own > 0, own, 1.0), 1.0)
-        error = float((x - c * v).square().sum() / x.square().sum())
-        return (float(c.min()), float(c.max())) if len(x) >= 16 and error <= LIMIT[self.m.fmt] else None
-
-
-def sample_of(m: Matrix, of: int, original: Rows, shape: tuple[int, int]) -> Sample:
-    """Runs of rows, evenly spaced."""
-    runs = [(first, min(last, shape[0])) for first, last in sample(m) if first < shape[0]]
-    return Sample(m, of, [(first, original(of, first, last)) for first, last in runs])
-
-
-def fit(pairs: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-    """The error of v beside x after the one factor that makes it least, and the factor."""
-    dot = sum(float((x.double() * v.double()).sum()) for x, v in pairs)
-    own = sum(float(v.double().square().sum()) for _, v in pairs)
-    energy = sum(float(x.double().square().sum()) for x, _ in pairs)
-    if not own or not energy:
-        return 1.0, 0.0
-    return max(1 - dot * dot / own / energy, 0.0), dot / own
-
-
-def _siblings(m: Matrix, of: int, kin: list[Matrix], shown: Sample) -> Iterator[tuple[str, str]]:
-    """(what is wrong, whose it is) where a sibling's scales, or codes and scales, give the original."""
-    places = [(k, i) for k in kin for i in range(k.lead) if (k.module.name, i) != (m.module.name, of)]
-    for other, i in places:
-        if (other.rows, other.columns, other.block, other.fmt) != (m.rows, m.columns, m.block, m.fmt):
-            continue
-        name = other.module.name if other.lead == 1 else f"{other.module.name}[{i}]"
-        if shown.decoded(other, i)[0] <= LIMIT[m.fmt]:
-            yield "codes and scales are those of a sibling", name
-        elif shown.error(Reading((), False, factors(stored_grid(other, i), m.fmt)))[0] <= _clearly(m):
-            yield "the scales are those of a sibling", name
-
-
-def _clearly(m: Matrix) -> float:
-    """An error that scales of another matrix do not have by chance."""
-    return 0.02 if m.fmt == "NVFP4" else LIMIT[m.fmt]

@@ -42,20 +42,25 @@ def elements(m: Matrix, of: int, first: int, last: int, swapped: bool = False) -
     """Values of the codes of rows `first` to `last` of matrix `of`, float32 (rows, K), without scales."""
     codes = m.module.parts["codes"]
     last = min(last, m.rows)
-    raw = codes.read(of * m.rows + first, of * m.rows + last, m.lead * m.rows).view(torch.uint8).numpy()
+    if m.turned:
+        whole = codes.read(of, of + 1, m.lead).view(torch.uint8).view(-1, m.rows)
+        raw = whole[:, first:last].mT.contiguous().numpy()
+    else:
+        raw = codes.read(of * m.rows + first, of * m.rows + last, m.lead * m.rows).view(torch.uint8).numpy()
     table = _pairs(swapped) if m.packed else _eight(codes.dtype)
     return torch.from_numpy(np.take(table, raw).view(np.float32)).view(last - first, m.columns)
 
 
 def raw_scales(m: Matrix, of: int) -> Tensor:
     """Everything stored as scales of matrix `of`, flat, in its dtype."""
-    return m.module.parts["scale"].read(of, of + 1, m.lead).reshape(-1)
+    scale = m.module.parts["scale"]
+    return scale.read().reshape(-1) if scale.numel == 1 else scale.read(of, of + 1, m.lead).reshape(-1)
 
 
 def stored_grid(m: Matrix, of: int) -> Tensor:
     """The scales of matrix `of` in its reading, in the stored dtype, (grid)."""
     raw, (n, k) = raw_scales(m, of), m.grid
-    if m.reading == "transposed":
+    if m.reading == "transposed" or m.turned:
         return raw.view(k, n).mT.contiguous()
     if m.reading in ("padded", "swizzled"):
         flat = raw.view(torch.uint8)
