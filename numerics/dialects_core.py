@@ -26,6 +26,7 @@ from .arguments import axis_of
 from .codes import as_tensor, decode_tensor, require_float
 from .formats import E2M1, E2M3, E3M2, E4M3, E5M2, S2F6, Format
 from .partition import Partition
+from .subnormals import kept
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,7 @@ class Dialect:
     run: int | None = None
     scale_format: Format = field(default=E4M3)
 
+    @kept
     def quantize(self, x: Any, fmt: Any = None, axis: int = -1, outer: Any = None) -> Quantized:
         """The bytes that this quantizer makes of `x`.
 
@@ -182,6 +184,7 @@ class Dialect:
         stored = None if self.outer_of is None else unfolded_outer(factor.stored, axis, layout.block, self.run)
         return Quantized(codes, steps.scales.squeeze(-1).movedim(-1, axis), stored, layout.name, axis)
 
+    @kept
     def dequantize(self, q: Quantized) -> Tensor:
         """Values of what `quantize` made, float32, the shape of its codes, in this quantizer's order of products."""
         layout, codes = LAYOUTS[q.fmt], q.codes.movedim(q.axis, -1)

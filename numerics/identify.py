@@ -36,10 +36,12 @@ from .dialects_core import (
 from .formats import E4M3, Format
 from .identify_result import Difference, Identification, Verdict
 from .partition import Partition
+from .subnormals import kept
 
 _FORMATS = ", ".join(LAYOUTS)
 
 
+@kept
 def identify(
     x: Any, codes: Any, scales: Any, outer: Any = None, fmt: Any = None, axis: int = -1, dialects: Any = None
 ) -> Identification:

@@ -23,6 +23,7 @@ from .partition import Partition, check_groups, random_fields
 from .philox import Random
 from .rounding import Rounding, pattern
 from .scales import RULES, Block, Rule
+from .subnormals import kept
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class _Folding:
         return x.squeeze(-1).movedim(-1, self.axis)
 
 
+@kept
 def quantize(
     x: Any,
     fmt: BlockFormat,
@@ -214,6 +216,7 @@ def dequantize(q: BlockTensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return q.dequantize(dtype)
 
 
+@kept
 def requantize(
     q: BlockTensor,
     fmt: BlockFormat,
