@@ -10,8 +10,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
 
 import numpy as np
 import torch
@@ -23,9 +21,8 @@ from .cases import Draw, Inputs, Operation, Outputs, Shape
 from .cases_ops import KINDS, RECORDED, SHAPES, SeamCase
 from .compare import OpsRow, Place, Sides, compare
 from .derive import derivation
-from .judge_calls import CALLS
 from .validate_config import ValidateConfig
-from .ways import LARGE, SMALL, WAYS, WAYS_KINDS
+from .ways import WAYS_KINDS
 
 ORACLE = "scalar oracle"
 CUT = ("ragged", "empty experts", "odd widths")  # shapes that are computed in pieces too
@@ -41,8 +38,8 @@ class Judge:
     theirs: Calls
     recorded: dict[str, Tensor]
 
-    def row(self, case: SeamCase, data: str) -> OpsRow:
-        """One case, over all shapes and seeds, or over all ways of a kind."""
+    def row(self, case: SeamCase, data: str, calls: Callable[[Judge, OpsRow, SeamCase], None] | None = None) -> OpsRow:
+        """One case, over all shapes and seeds, or by `calls`."""
         row = OpsRow(
             case.name,
             data,
@@ -50,10 +47,8 @@ class Judge:
             function=case.function,
             against="n u bound" if case.bounded else "numerics.ops",
         )
-        if data in WAYS:
-            self.ways(row, case)
-        elif data in CALLS:
-            CALLS[data](self, row, case)
+        if calls is not None:
+            calls(self, row, case)
         else:
             for shape in SHAPES:
                 for where, draw in self.draws(row, shape, case.ours.dtypes[0], data):
@@ -65,20 +60,6 @@ class Judge:
             row.differing += 1
             row.first = row.first or f"a result of {reused} changed after later calls: its memory is used again"
         return row
-
-    def ways(self, row: OpsRow, case: SeamCase) -> None:
-        """The same values passed in other ways, see `ways`; what they are expected to give is computed once."""
-        for kind, ways in groupby(WAYS[row.data], attrgetter("data")):
-            device = self.sides.whole.device
-            chosen = [way for way in ways if not way.absent(device)]
-            for shape in SMALL if self.config.fast else LARGE:
-                where, inputs = self.drawn(row, case, shape, kind)
-                expected, returned = self.expected(case, inputs)
-                for way in chosen:
-                    self.theirs.passed = way.passed
-                    name = f"{way.name}, {shape.name}, {where}"
-                    self.tried(row, case, name, inputs, expected, returned, self.sides.whole.run, way.within(device))
-                    self.theirs.passed = None
 
     def drawn(self, row: OpsRow, case: SeamCase, shape: Shape, data: str) -> tuple[str, Inputs]:
         """The first inputs of a shape, and their seed in words."""

@@ -1,5 +1,7 @@
-"""Several calls of a judged function: the same memory with other values, results after later calls, streams.
+"""Lines of the table that are about how a function is called: in other ways, again, on streams.
 
+    layouts       each way of `ways` to pass the same values
+    settings      each setting of torch there, while the function runs
 later calls   a call; other values are copied into its arguments, and another call; then the first result must be
               what it was, and the second that of the new values. Finds memory of results that is used again, and
               results remembered by address.
@@ -10,7 +12,8 @@ streams       on a GPU: the arguments are written late, on a stream of their own
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from itertools import groupby
+from operator import attrgetter
 
 import torch
 
@@ -18,13 +21,26 @@ from .calls import mapped, tensors
 from .cases import Inputs, Operation, Outputs
 from .cases_ops import LATER, STREAMS, SeamCase
 from .compare import OpsRow, compare, move
-from .ways import LARGE, SMALL
-
-if TYPE_CHECKING:
-    from .judge import Judge
+from .judge import Judge
+from .ways import LARGE, SMALL, WAYS
 
 WAIT = 50_000_000  # cycles of a GPU, about 30 ms: long beside a launch
 ROUNDS = 8
+
+
+def ways(judge: Judge, row: OpsRow, case: SeamCase) -> None:
+    """The same values passed in each way; what they are expected to give is computed once."""
+    device = judge.sides.whole.device
+    for kind, alike in groupby(WAYS[row.data], attrgetter("data")):
+        chosen = [way for way in alike if not way.absent(device)]
+        for shape in SMALL if judge.config.fast else LARGE:
+            where, inputs = judge.drawn(row, case, shape, kind)
+            expected, returned = judge.expected(case, inputs)
+            for way in chosen:
+                name = f"{way.name}, {shape.name}, {where}"
+                judge.theirs.passed = way.passed
+                judge.tried(row, case, name, inputs, expected, returned, judge.sides.whole.run, way.within(device))
+                judge.theirs.passed = None
 
 
 def _two(judge: Judge, row: OpsRow, case: SeamCase) -> tuple[str, Inputs, Inputs]:
@@ -118,4 +134,8 @@ def _cpu(outputs: Outputs) -> Outputs:
     return {name: x.cpu() for name, x in outputs.items()}
 
 
-CALLS: dict[str, Callable[[Judge, OpsRow, SeamCase], None]] = {LATER: again, STREAMS: streams}
+CALLS: dict[str, Callable[[Judge, OpsRow, SeamCase], None]] = {
+    **dict.fromkeys(WAYS, ways),
+    LATER: again,
+    STREAMS: streams,
+}

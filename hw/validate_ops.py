@@ -27,6 +27,7 @@ from .cases_ops import FEW, KINDS, RECORDED, STREAMS, WAYS, SeamCase, seam_cases
 from .compare import HEADER, OpsRow, Sides
 from .device import DeviceAbsent, describe, resolve
 from .judge import Judge
+from .judge_calls import CALLS
 from .record import date, versions, write_record, write_whole
 from .seam import Implementation, implementation, importable, seam
 from .validate_config import ValidateConfig
@@ -89,9 +90,9 @@ def _table(judge: Judge, judged: Implementation, lacking: str | None) -> Iterato
 
 def _rows(judge: Judge, case: SeamCase, data: str) -> Iterator[OpsRow]:
     """The lines of one case."""
-    rows = [judge.row(case, data)]
-    slowly = judge.config.ops == "emulated" and data in (FEW if judge.config.fast else (*KINDS, RECORDED))
-    if slowly and slow.reaches(case):
+    rows = [judge.row(case, data, CALLS.get(data))]
+    kinds = FEW if judge.config.fast else (*KINDS, RECORDED)
+    if judge.config.ops == "emulated" and data in kinds and not case.again and slow.reaches(case):
         rows.append(judge.against_oracle(case, data))
     for row in rows:
         row.repeat = _command(judge.config, row) if row.failed else None
@@ -121,9 +122,9 @@ def _conclude(config: ValidateConfig, device: torch.device | None, threads: int,
     line = f"numerics.ops against {config.ops} on {place}: {counts}, {found}"
     line = f"{config.ops} on {place}: nothing was compared" if status == "not run" else line
     line += f"; {len(absent)} cases not run" * bool(absent)
-    line += "; recorded activations not run: none given" * (config.activations is None)
     ways, not_tried = _inputs(rows, device)
     line += f"; inputs: {', '.join(ways)}" * bool(ways) + f"; not tried: {', '.join(not_tried)}" * bool(not_tried)
+    line += "; recorded activations not run: none given" * (config.activations is None)
     line = f"{'FAILED' if failed else status}: {line}"
     print(line)
     result = {"status": status, "device": about, "compared": f"numerics.ops against {config.ops}"}
