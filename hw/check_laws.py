@@ -18,7 +18,7 @@ from torch import Tensor
 
 import numerics as nm
 from numerics.dialects_core import Blocks, Dialect, Outer, Steps, folded_outer
-from numerics.identify import one_nan
+from numerics.dialects_layout import scale_values, scales_differ
 from numerics.identify_result import Identification
 
 from .check_case import Case
@@ -89,7 +89,8 @@ class ScaleLaw:
 @dataclass(frozen=True)
 class Folded:
     """A case in blocks: x float32 and codes (..., n, B), scales (..., n, 1), which blocks are finite (..., n, 1), which
-    places are values (n, B); the stored outer (..., n or 1, 1), or None. whole: what this is the head of, or None."""
+    places are values (n, B), with tiles like x; the stored outer (..., n or 1, 1), or None. whole: what this is the
+    head of, or None."""
 
     case: Case
     x: Tensor
@@ -103,27 +104,34 @@ class Folded:
     @staticmethod
     def of(case: Case, outer: Tensor | None) -> Folded:
         """Cut a case into blocks. `outer`: with the axes of x, 1 or a run's number along the last, or one value."""
-        block = case.layout.block
-        x = case.x.to(torch.float32).unflatten(-1, (-1, block))
+        folding = case.folding
+        x = folding.fold(case.x.to(torch.float32))
         folded = None
         if outer is not None:
             outer = outer.reshape([1] * case.x.ndim) if outer.numel() == 1 else outer
             run = None if outer.shape[-1] == 1 else 128
-            folded = folded_outer(outer, outer.ndim - 1, block, run, x.shape[-2])
-        codes, real = case.codes.unflatten(-1, (-1, block)), case.real.view(-1, block)
+            folded = folded_outer(outer, outer.ndim - 1, case.layout.block, run, x.shape[-2])
+        tiled = case.layout.tile > 1
+        real = folding.fold(case.mask.expand(case.x.shape)) if tiled else case.real.view(-1, case.layout.block)
         finite = torch.isfinite(x).all(-1, keepdim=True)
-        return Folded(case, x, codes, case.scales.unsqueeze(-1), finite, real, folded)
+        return Folded(case, x, folding.fold(case.codes), case.scales.unsqueeze(-1), finite, real, folded)
+
+    @property
+    def scale_values(self) -> Tensor:
+        """The numbers that the stored scales stand for, float32."""
+        return scale_values(self.scales, self.case.scale_format)
 
     def blocks(self, dialect: Dialect, narrow: torch.dtype | None = None) -> Blocks:
         """What `dialect` sees, `x` perhaps cut to a dtype; NaN and Inf are left out of what it derives from it."""
         x = self.x if narrow is None else self.x.to(narrow).to(torch.float32)
         x = torch.where(self.finite, x, 0.0)
-        made = dialect.blocks(x.flatten(-2), self.case.layout.block, self.case.layout.element)
+        made = dialect.blocks(x.flatten(-2), self.case.layout.per_scale, self.case.layout.element)
         return replace(made, dtype=self.case.x.dtype)
 
     def head(self, rows: int) -> Folded:
         """The first rows, under outer scales of the whole."""
-        parts = {name: _head(getattr(self, name), rows) for name in ("x", "codes", "scales", "finite")}
+        names = ("x", "codes", "scales", "finite", *(("real",) if self.real.ndim > 2 else ()))
+        parts = {name: _head(getattr(self, name), rows) for name in names}
         return replace(self, outer=None if self.outer is None else _head(self.outer, rows), whole=self, **parts)
 
     def own(self, dialect: Dialect, narrow: torch.dtype | None = None) -> Outer:
@@ -218,7 +226,7 @@ def _law(
 
 
 def _differs(f: Folded, scales: Tensor) -> Tensor:
-    return ((scales != f.scales) & f.finite).squeeze(-1)
+    return (scales_differ(scales, f.scales, f.case.scale_format) & f.finite).squeeze(-1)
 
 
 def _variants(f: Folded, law: ScaleLaw) -> Iterator[ScaleLaw]:
@@ -229,18 +237,25 @@ def _variants(f: Folded, law: ScaleLaw) -> Iterator[ScaleLaw]:
         if fmt == nm.E4M3 and mode is not nm.Rounding.TOWARD_NEGATIVE:  # of positive numbers that is toward zero
             yield replace(law, fault=f"scales are rounded {words}", wrong=_differs(f, nm.encode(ratio, fmt, mode)))
     for words, dtype in NARROW.items():
-        wrong = _differs(f, nm.encode(ratio.to(dtype), fmt))
-        yield replace(law, fault=f"scales are rounded twice: to {words} before {fmt.name}", wrong=wrong)
+        narrow = ratio.to(dtype)
+        made = narrow.to(torch.float32) if fmt is None else nm.encode(narrow, fmt)
+        fault = f"scales are rounded twice: to {words} before {scale_name(fmt)}"
+        yield replace(law, fault=fault, wrong=_differs(f, made))
     for axis, what in ((-2, "block"), (-3, "row")):
         if steps.scales.ndim >= -axis and steps.scales.shape[axis] > 1:
             for step in (1, -1):
                 fault = f"scales are stale or out of place: each is that of its {what} {-step:+d}"
                 yield replace(law, fault=fault, wrong=_differs(f, steps.scales.roll(step, axis)))
-    ragged = f.case.ragged
+    ragged = ~f.real.all(-1)  # short blocks
     larger = bool((f.scales > steps.scales).squeeze(-1)[law.wrong].all())
     if larger and bool(ragged.any()) and not bool(ragged.all()) and not bool(law.wrong[..., ~ragged].any()):
         stale = "stale padding: scales of the short last blocks alone are wrong, as if they held more than their values"
         yield replace(law, fault=stale, wrong=torch.zeros_like(law.wrong))
+
+
+def scale_name(fmt: nm.Format | None) -> str:
+    """What a format of scales is called."""
+    return "float32" if fmt is None else fmt.name
 
 
 def _of_narrow(f: Folded, d: Dialect) -> Iterator[ScaleLaw]:
@@ -257,16 +272,17 @@ def not_finite(f: Folded, law: ScaleLaw) -> list[str]:
     d, there = law.dialect, ~f.finite.squeeze(-1)
     if not bool(there.any()):
         return []
-    made = d.blocks(f.x.flatten(-2), f.case.layout.block, f.case.layout.element)
+    made = d.blocks(f.x.flatten(-2), f.case.layout.per_scale, f.case.layout.element)
     blocks = replace(made, dtype=f.case.x.dtype)
     for outer in (law.outer, d.own_outer(blocks, f.scope(d))):
         steps = d.steps(blocks, outer)
         codes = (steps.codes != f.codes) & f.real & (d.defined_nan | ~torch.isnan(steps.scaled))
-        scales = one_nan(steps.scales, f.case.scale_format) != one_nan(f.scales, f.case.scale_format)
+        scales = scales_differ(steps.scales, f.scales, f.case.scale_format)
         wrong = scales.squeeze(-1) | codes.any(-1)
         if not bool(wrong[there].any()):
             return []
-    bytes_there = sorted({f"{int(b):#04x}" for b in f.scales.squeeze(-1)[there][:4096]})
+    shown = str if f.case.scale_format is None else "{:#04x}".format
+    bytes_there = sorted({shown(b) for b in f.scales.squeeze(-1)[there][:4096].tolist()})
     return [
         f"NaN policy: {int(there.sum()):,} blocks hold NaN or Inf and have scale bytes {', '.join(bytes_there[:6])}; "
         f"by {d.name}: {d.prose.nonfinite}"
