@@ -1,11 +1,14 @@
 """The step and the call that a module of your own model is at: what names the random words of its backward.
 
 The step goes up by one whenever the model is called in training; `step` pins it. Calls of one module within a step are
-counted, so that micro-batches, or a module that is used twice, draw words of their own.
+counted, so that micro-batches, or a module that is used twice, draw words of their own. Replicas that average their
+gradients draw words of their own too: the key of replica r > 0 is (philox((seed, r))_0, step), that of the first one
+(seed, step).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from numerics import philox
 from numerics.arguments import integer
 
 from .expert import Draw
@@ -37,6 +41,22 @@ class Steps:
         if torch.is_grad_enabled():
             self.calls[number] = call + 1
         return Draw(seed, max(self.step, 0), call)
+
+
+_REPLICA = 0x5245504C  # the fourth counter word, which no other draw has
+
+
+def replica_seed(seed: int, replica: int | None) -> int:
+    """The seed of the random words of a replica; None: the process's rank in torch.distributed, 0 without it."""
+    if replica is None:
+        dist = torch.distributed
+        replica = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return _replica_seed(seed, replica)
+
+
+@functools.cache
+def _replica_seed(seed: int, replica: int) -> int:
+    return int(philox((seed, replica), (0, 0, 0, _REPLICA))[0]) if replica else seed
 
 
 @contextmanager
