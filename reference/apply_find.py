@@ -165,11 +165,13 @@ def _left(
     routing: dict[str, str],
 ) -> str:
     last = name.rpartition(".")[2]
+    if name in routing:
+        return routing[name]
     if id(module) in heads or last in HEADS:
         return "the output head"
     if others and parent is not None:
         return f"its weight is also that of {', '.join(others)}"
-    return routing.get(name, "")
+    return ""
 
 
 def unfit_linear(module: nn.Linear) -> str:

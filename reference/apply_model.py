@@ -40,6 +40,7 @@ from .apply_layers import Followed, Follows, derived
 from .apply_report import Line, Report
 from .apply_steps import Steps, advance
 from .apply_steps import step as step
+from .apply_steps import trainer_callback as trainer_callback
 from .linear import blocks
 from .presets import preset
 from .recipe import ExpertRecipe, Recipe

@@ -59,6 +59,20 @@ def _replica_seed(seed: int, replica: int) -> int:
     return int(philox((seed, replica), (0, 0, 0, _REPLICA))[0]) if replica else seed
 
 
+def pin(model: nn.Module, n: int) -> list[Steps]:
+    """Put a model at step `n` until `Steps.pinned` is taken back; its counters. Errors as `step`."""
+    n = integer(n, "n", "pass a step as int")
+    if not 0 <= n < 2**32:
+        raise ValueError(f"n={n}: pass a step from 0 to 2**32 - 1")
+    every = [m.__dict__["_fourbit_steps"] for m in model.modules() if "_fourbit_steps" in m.__dict__]
+    if not every:
+        raise ValueError(f"no part of this {type(model).__name__} was given to apply, so it has no step")
+    for steps in every:
+        steps.go(n)
+        steps.pinned = True
+    return every
+
+
 @contextmanager
 def step(model: nn.Module, n: int) -> Iterator[None]:
     """Inside, the model is at step `n`, from 0, however often it is called: the n-th call of a module draws the n-th
@@ -66,21 +80,35 @@ def step(model: nn.Module, n: int) -> Iterator[None]:
 
     Raises: ValueError for a model that follows no recipe, or an n outside 32 bits.
     """
-    n = integer(n, "n", "pass a step as int")
-    if not 0 <= n < 2**32:
-        raise ValueError(f"n={n}: pass a step from 0 to 2**32 - 1")
-    every = [m.__dict__["_fourbit_steps"] for m in model.modules() if "_fourbit_steps" in m.__dict__]
-    if not every:
-        raise ValueError(f"no part of this {type(model).__name__} was given to apply, so it has no step")
-    before = [steps.pinned for steps in every]
-    for steps in every:
-        steps.go(n)
-        steps.pinned = True
+    before = {id(m): m.__dict__["_fourbit_steps"].pinned for m in model.modules() if "_fourbit_steps" in m.__dict__}
+    every = pin(model, n)
     try:
         yield
     finally:
-        for steps, pinned in zip(every, before, strict=True):
+        for steps, pinned in zip(every, before.values(), strict=True):
             steps.pinned = pinned
+
+
+def trainer_callback() -> Any:
+    """A callback for `transformers.Trainer`: Trainer(.., callbacks=[reference.trainer_callback()]).
+
+    It puts the model that follows a recipe at the step that the Trainer is at, `state.global_step`, which the Trainer
+    saves and restores itself. A run that is resumed from a checkpoint, `train(resume_from_checkpoint=True)`, draws the
+    words of a run without a break; micro-batches of one step are calls of it.
+
+    Raises: ImportError without `transformers`.
+    """
+    from transformers import TrainerCallback
+
+    class StepCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
+        def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any) -> None:
+            pin(model, state.global_step)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any) -> None:
+            for steps in pin(model, state.global_step):
+                steps.pinned = False
+
+    return StepCallback()
 
 
 def advance(model: nn.Module, args: Any) -> None:
