@@ -16,6 +16,7 @@ formula was read there and is checked against its bytes where it runs on a CPU.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,7 +115,7 @@ class Dialect:
     """One public quantizer's rule.
 
     Args:
-        name: the key in `DIALECTS`. source: repository, file and function, or paper and section.
+        name: the key in `DIALECTS`. source: "owner/repository version, file, function", or paper and section.
         formats: names of the block formats that it makes. prose: its decisions in words.
         steps: (blocks, outer) -> Steps. decode: (element values, scale values, stored outer) -> values.
         direction: of the stored outer: "amax", "decode", "encode", or None without one.
@@ -142,6 +143,12 @@ class Dialect:
     scale_format: Format | None = field(default=E4M3)
     rows: bool = False
     rounding: str = "ties to even"
+
+    @property
+    def origin(self) -> tuple[str, str]:
+        """Repository and the version or commit that was read, or paper and its number."""
+        where, _, version = re.split("[,;:]", self.source)[0].partition(" ")
+        return where, version
 
     def quantize(self, x: Any, fmt: Any = None, axis: int = -1, outer: Any = None) -> Quantized:
         """The bytes that this quantizer makes of `x`.
