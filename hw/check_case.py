@@ -50,7 +50,8 @@ class Case:
     Args:
         x: what was quantized, blocks along its last axis, padded to whole blocks of every group and to whole tiles;
             codes: of its shape; scales: one per block, or per tile. real: which places along the last axis are values.
-        rows: how many places along the last but one are values. scope: the stored outer, and what shares it.
+        rows: how many places along the last but one are values. scope: the stored outer, and what shares it. unread:
+            entries of scales that are not zero and that this reading leaves out.
         words: how it was read. faults: what is wrong with lying or being cut so. error: see above.
     """
 
@@ -64,6 +65,7 @@ class Case:
     words: tuple[str, ...]
     faults: tuple[str, ...]
     error: float
+    unread: int
 
     @property
     def scale_format(self) -> nm.Format | None:
@@ -74,6 +76,12 @@ class Case:
     def folding(self) -> Folding:
         """How x and codes fold into blocks."""
         return self.layout.folding(self.x.shape, self.x.ndim - 1)
+
+    @property
+    def experts(self) -> tuple[int, ...] | None:
+        """Offsets along the rows, or the rows of tiles, of experts with an outer of their own."""
+        experts, tile = self.scope.experts, self.layout.tile
+        return None if experts is None else tuple(-(-offset // tile) for offset in experts)
 
     @property
     def mask(self) -> Tensor:
@@ -90,9 +98,12 @@ class Case:
         return x[..., : self.rows, :][..., self.real]
 
 
-def cases(dump: Dump, fmt: str | None, axis: int, scale_layout: str | None = None) -> list[Case]:
-    """Readings of a quantization: those whose error is close to the least, and rivals without a fault; these first.
-    Where all are unlike x, the likeliest without a fault. `scale_layout`: how scales must lie, a key of `LIES`.
+def cases(
+    dump: Dump, formats: tuple[str, ...] | None, axis: int, scale_layout: str | None = None
+) -> list[Case]:
+    """Readings of a quantization, in some formats or any: those whose error is close to the least, and rivals without a
+    fault; these first. Where all are unlike x, the likeliest without a fault. `scale_layout`: how scales must lie, a key
+    of `LIES`.
 
     Raises: ValueError if no layout explains the shapes.
     """
@@ -102,14 +113,14 @@ def cases(dump: Dump, fmt: str | None, axis: int, scale_layout: str | None = Non
     turned = axis not in (-1, x.ndim - 1)
     x = x.mT if turned else x
     found, told = [], []
-    for layout in _layouts(fmt, x):
+    for layout in _layouts(formats, x):
         try:
             found += _of_layout(dump, layout, x, turned, scale_layout)
         except ValueError as error:
             told.append(error)
     if not found:
         own = [error for error in told if str(error).startswith(("outer", "groups", "signs"))]
-        if own or fmt is not None:
+        if own or formats is not None:
             raise (own or told)[0]
         shapes = ", ".join(f"{name} {tuple(dump[name].shape)}" for name in ("x", "codes", "scales"))
         raise ValueError(
@@ -119,19 +130,25 @@ def cases(dump: Dump, fmt: str | None, axis: int, scale_layout: str | None = Non
     found.sort(key=lambda case: case.error)  # equal ones stay in order, the usual first
     least, sound = found[0].error, [case for case in found if not case.faults]
     if least > UNLIKE:
-        first = {case.layout.name: case for case in reversed(sound)}  # of each format
-        return sorted(first.values(), key=lambda case: case.error) or found[:1]
+        first: dict[str, Case] = {}
+        for case in sound:  # the first of each format
+            first.setdefault(case.layout.name, case)
+        return list(first.values()) or found[:1]
     rivals = [case for case in sound if case.error <= RIVAL * least + 1e-9]
     close = [case for case in found if case.error <= CLOSE * least + 1e-9 and case.faults]
     return sorted([*rivals, *close], key=lambda case: len(case.faults))[:8]
 
 
-def _layouts(fmt: str | None, x: Tensor) -> list[Layout]:
-    """Formats to try: all, or that of a name, with its tiles; tiles only of several rows."""
-    chosen = list(LAYOUTS.values()) if fmt is None else [LAYOUTS[fmt]]
-    if fmt is not None and chosen[0].tile == 1:
-        chosen += [t for t in LAYOUTS.values() if t.tile > 1 and replace(t, name=fmt, tile=1) == chosen[0]]
+def _layouts(formats: tuple[str, ...] | None, x: Tensor) -> list[Layout]:
+    """Formats to try; tiles only of several rows."""
+    chosen = [LAYOUTS[name] for name in formats or LAYOUTS]
     return [layout for layout in chosen if layout.tile == 1 or x.shape[-2] > 1] or chosen
+
+
+def with_tiles(fmt: str) -> tuple[str, ...]:
+    """A format's name, and that of its tiles: what is called NVFP4 may share scales among 16 x 16 values."""
+    plain = LAYOUTS[fmt]
+    return fmt, *(t.name for t in LAYOUTS.values() if t is not plain and replace(t, name=fmt, tile=1) == plain)
 
 
 def _of_layout(dump: Dump, layout: Layout, x: Tensor, turned: bool, asked: str | None) -> list[Case]:
@@ -168,13 +185,13 @@ class _Ways:
 def _read(w: _Ways, codes: list[Reading], scales: list[Reading]) -> Iterator[Case]:
     layout, partition = w.layout, Partition.of(w.x.shape[-1], w.layout.block, w.cut.groups)
     real = partition.split(torch.ones(w.x.shape[-1]), layout.block).flatten() > 0
-    spread = [(c, _whole(c.tensor, partition, layout)) for c in codes]
+    spread = [(c, _whole(c.tensor, partition, layout), stale_codes(c, layout.element)) for c in codes]
     for domain, bad_domain, rotated in _domains(w.x, w.dump.get("signs"), layout):
         target = _whole(rotated, partition, layout)
-        errors = _errors(target, [t for _, t in spread], [s.tensor for s in scales], layout)
-        for ((c, t), s), error in zip(product(spread, scales), errors, strict=True):
+        errors = _errors(target, [t for _, t, _ in spread], [s.tensor for s in scales], layout)
+        for ((c, t, beyond), s), error in zip(product(spread, scales), errors, strict=True):
             told, stale = stale_scales(s, layout.scale)
-            faults = (bad_domain, c.fault, w.cut.fault, stale_codes(c, layout.element), stale, *_lies(w, s))
+            faults = (bad_domain, c.fault, w.cut.fault, beyond, stale, *_lies(w, s))
             tiles = f"one scale for each {layout.tile} x {layout.block} tile" if layout.tile > 1 else ""
             words = (layout.name, domain, c.words, tiles, f"scales {s.words}{told}", w.cut.words, w.scope.words)
             yield Case(
@@ -188,6 +205,7 @@ def _read(w: _Ways, codes: list[Reading], scales: list[Reading]) -> Iterator[Cas
                 tuple(w for w in words if w),
                 tuple(f for f in faults if f),
                 error,
+                s.unread,
             )
 
 

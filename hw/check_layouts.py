@@ -47,6 +47,11 @@ class Reading:
     below: int = 0
     layout: str = "row-major"
 
+    @property
+    def unread(self) -> int:
+        """Entries that are not zero and that it leaves out."""
+        return self.below + (0 if self.columns is None else int((self.columns != 0).sum()))
+
 
 def cut(t: Tensor, shape: tuple[int, ...], words: str, fault: str | None = None, layout: str = "row-major") -> Reading:
     """A reading of (..., rows, k) entries out of a padded tensor."""

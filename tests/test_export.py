@@ -31,6 +31,8 @@ from reference.presets import preset
 from reference.tokenization import read_tokenizer
 from reference.train import TrainConfig, train
 
+FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+
 
 @pytest.fixture(autouse=True)
 def threads(one_thread: None) -> None:
@@ -62,7 +64,7 @@ def test_the_command_writes_the_newest_checkpoint(
     assert told.startswith(f"qwen2_moe in {out}: step 2 of {run}, ") and ("72 quantized" in told) == (to != "bf16")
     found = export(load_run(run), to)
     assert sorted(path.name for path in out.iterdir()) == sorted(
-        ["config.json", "model.safetensors", *(["hf_quant_config.json"] if to == "modelopt" else [])]
+        [*FILES, *(["hf_quant_config.json"] if to == "modelopt" else [])]
     )
     assert json.loads((out / "config.json").read_bytes()) == found.config
     tensors = load_file(out / "model.safetensors")
@@ -156,7 +158,7 @@ def test_an_export_is_replaced_by_force_alone(run: Path, tmp_path: Path, capsys:
     assert "holds an export already; give --force to replace it" in capsys.readouterr().err
     assert (tmp_path / "config.json").read_bytes() == before
     assert fourbit.main([*words, "bf16", "--force"]) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
     assert "quantization_config" not in json.loads((tmp_path / "config.json").read_bytes())
 
 
