@@ -144,9 +144,7 @@ def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, 
     return _report(best, dump, axis, contract)
 
 
-def _cases(
-    dump: Dump, fmt: str | None, axis: int, contract: str | None, scale_layout: str | None
-) -> list[Case]:
+def _cases(dump: Dump, fmt: str | None, axis: int, contract: str | None, scale_layout: str | None) -> list[Case]:
     """Readings of the dump, in the formats that the contract makes if the shapes allow any of them."""
     if fmt is None and contract is not None:
         try:

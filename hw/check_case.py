@@ -5,8 +5,8 @@ factor (an outer scale, perhaps one per row),
 
     error = mean over rows of 1 - <x_r, v_r>^2 / (|x_r|^2 |v_r|^2)        v: code value times block scale
 
-is about 0.01 for E2M1 and 0.001 for E4M3 where everything is read rightly. Of the readings whose error is least, or
-close to it, `check` takes the one that leaves the fewest bytes unexplained.
+is about 0.01 for E2M1 and 0.001 for E4M3 where everything is read rightly; with tiles r is a row of tiles. Of the
+readings whose error is least, or close to it, `check` takes the one that leaves the fewest bytes unexplained.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from .check_scope import Cut, Scope, cuts, scopes
 SAMPLE = 256  # rows that are compared
 CLOSE = 1.1  # times the least error: readings that go on to the comparison of bytes
 RIVAL = 2.0  # the same of readings that need no fault
+CLEARLY = 0.5  # times the error of a usual reading: an unusual one is more like x
 UNLIKE = 0.25  # an error from here on: the codes are not those of x
 SIZES = (16, 32, 64, 128)
 LIES = {
@@ -51,7 +52,8 @@ class Case:
         x: what was quantized, blocks along its last axis, padded to whole blocks of every group and to whole tiles;
             codes: of its shape; scales: one per block, or per tile. real: which places along the last axis are values.
         rows: how many places along the last but one are values. scope: the stored outer, and what shares it. unread:
-            entries of scales that are not zero and that this reading leaves out.
+            entries of scales that are not zero and that this reading leaves out. by_tiles: whether the rows of tiles
+            have one scale although their largest values differ, and tiles have several.
         words: how it was read. faults: what is wrong with lying or being cut so. error: see above.
     """
 
@@ -66,6 +68,7 @@ class Case:
     faults: tuple[str, ...]
     error: float
     unread: int
+    by_tiles: bool
 
     @property
     def scale_format(self) -> nm.Format | None:
@@ -98,12 +101,13 @@ class Case:
         return x[..., : self.rows, :][..., self.real]
 
 
-def cases(
-    dump: Dump, formats: tuple[str, ...] | None, axis: int, scale_layout: str | None = None
-) -> list[Case]:
+def cases(dump: Dump, formats: tuple[str, ...] | None, axis: int, scale_layout: str | None = None) -> list[Case]:
     """Readings of a quantization, in some formats or any: those whose error is close to the least, and rivals without a
-    fault; these first. Where all are unlike x, the likeliest without a fault. `scale_layout`: how scales must lie, a key
-    of `LIES`.
+    fault; these first. Where all are unlike x, the likeliest without a fault.
+
+    Args:
+        formats: names in `LAYOUTS`, or None for all. axis: of x, along which blocks run. scale_layout: how scales must
+            lie, a key of `LIES`, or None.
 
     Raises: ValueError if no layout explains the shapes.
     """
@@ -119,7 +123,7 @@ def cases(
         except ValueError as error:
             told.append(error)
     if not found:
-        own = [error for error in told if str(error).startswith(("outer", "groups", "signs"))]
+        own = [error for error in told if str(error).startswith(("outer", "groups", "signs", "codes reach from"))]
         if own or formats is not None:
             raise (own or told)[0]
         shapes = ", ".join(f"{name} {tuple(dump[name].shape)}" for name in ("x", "codes", "scales"))
@@ -127,16 +131,24 @@ def cases(
             f"no format and no layout explain the shapes: {shapes}; pass codes like x, or two per byte, and one scale "
             "per 16 (NVFP4) or 32 (MX) values along the last axis, or name --format and --axis"
         )
-    found.sort(key=lambda case: case.error)  # equal ones stay in order, the usual first
-    least, sound = found[0].error, [case for case in found if not case.faults]
+    least, sound = min(case.error for case in found), [case for case in found if not case.faults]
     if least > UNLIKE:
-        first: dict[str, Case] = {}
-        for case in sound:  # the first of each format
-            first.setdefault(case.layout.name, case)
-        return list(first.values()) or found[:1]
+        return _unlike(sound) or [min(found, key=lambda case: case.error)]
+    found.sort(key=lambda case: case.error)  # equal ones stay in order, the usual first
+    sound.sort(key=lambda case: case.error)
     rivals = [case for case in sound if case.error <= RIVAL * least + 1e-9]
     close = [case for case in found if case.error <= CLOSE * least + 1e-9 and case.faults]
-    return sorted([*rivals, *close], key=lambda case: len(case.faults))[:8]
+    return sorted([*rivals, *close], key=lambda case: (len(case.faults), not case.by_tiles))[:8]
+
+
+def _unlike(sound: list[Case]) -> list[Case]:
+    """Of each format the usual reading, or one that is clearly more like x; the most like x first."""
+    chosen: dict[str, Case] = {}
+    for case in sound:
+        usual = chosen.setdefault(case.layout.name, case)
+        if case.error < CLEARLY * usual.error:
+            chosen[case.layout.name] = case
+    return sorted(chosen.values(), key=lambda case: case.error)
 
 
 def _layouts(formats: tuple[str, ...] | None, x: Tensor) -> list[Layout]:
@@ -188,6 +200,7 @@ def _read(w: _Ways, codes: list[Reading], scales: list[Reading]) -> Iterator[Cas
     spread = [(c, _whole(c.tensor, partition, layout), stale_codes(c, layout.element)) for c in codes]
     for domain, bad_domain, rotated in _domains(w.x, w.dump.get("signs"), layout):
         target = _whole(rotated, partition, layout)
+        uneven = layout.tile > 1 and _uneven(target, layout)
         errors = _errors(target, [t for _, t, _ in spread], [s.tensor for s in scales], layout)
         for ((c, t, beyond), s), error in zip(product(spread, scales), errors, strict=True):
             told, stale = stale_scales(s, layout.scale)
@@ -206,7 +219,14 @@ def _read(w: _Ways, codes: list[Reading], scales: list[Reading]) -> Iterator[Cas
                 tuple(f for f in faults if f),
                 error,
                 s.unread,
+                uneven and bool((s.tensor != s.tensor.flatten()[:1]).any()),
             )
+
+
+def _uneven(x: Tensor, layout: Layout) -> bool:
+    """Whether rows of most tiles have different largest values."""
+    largest = x.unflatten(-1, (-1, layout.block)).abs().amax(-1).unflatten(-2, (-1, layout.tile))
+    return float((largest != largest.amax(-2, keepdim=True)).any(-2).float().mean()) > 0.5
 
 
 def _lies(w: _Ways, s: Reading) -> Iterator[str]:
@@ -271,14 +291,15 @@ def _errors(x: Tensor, codes: list[Tensor], scales: list[Tensor], layout: Layout
     if not x.numel():
         yield from [0.0] * (len(codes) * len(scales))
         return
-    lines = x.flatten(0, -2)
-    rows = torch.arange(0, len(lines), max(1, len(lines) // SAMPLE))
-    x = lines[rows].to(torch.float64)
-    decoded = [scale_values(s.flatten(0, -2)[rows // layout.tile], layout.scale).to(torch.float64) for s in scales]
+    lines, tile = x.flatten(0, -2), layout.tile
+    bands = torch.arange(0, len(lines) // tile, max(1, len(lines) // max(SAMPLE, tile)))
+    rows = (bands.unsqueeze(-1) * tile + torch.arange(tile)).flatten()
+    x = lines[rows].to(torch.float64).view(len(bands), -1)
+    decoded = [scale_values(s.flatten(0, -2)[rows // tile], layout.scale).to(torch.float64) for s in scales]
     for c in codes:
         element = nm.decode(c.flatten(0, -2)[rows], layout.element).to(torch.float64)
         for scale in decoded:
-            yield _error(x, element * scale.repeat_interleave(layout.block, -1))
+            yield _error(x, (element * scale.repeat_interleave(layout.block, -1)).view(x.shape))
 
 
 def _error(x: Tensor, value: Tensor) -> float:

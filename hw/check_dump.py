@@ -4,10 +4,10 @@
     product         a_codes, a_scales, b_codes, b_scales, output; and, if there are any: a_outer, b_outer, groups
 
 x is what was quantized, in the dtype in which it was; codes one per byte or two E2M1 per byte; scales bytes, float8,
-four bytes in an int32, or floating point (FP8 blocks); outer float32; values what the kernel decodes; groups the offsets
-of experts along the blocks' axis or along the rows (quantization), or along the rows of a (product); signs those of a
-Hadamard transform that comes first. A product is a @ b.T, a (M, K) and b (N, K) or, with groups, (E, N, K), both with
-blocks along K. Names that other libraries use are known: `check_keys`.
+four bytes in an int32, or floating point (FP8 blocks); outer float32; values what the kernel decodes; groups the
+offsets of experts along the blocks' axis or along the rows (quantization), or along the rows of a (product); signs
+those of a Hadamard transform that comes first. A product is a @ b.T, a (M, K) and b (N, K) or, with groups, (E, N, K),
+both with blocks along K. Names that other libraries use are known: `check_keys`.
 
 Files: safetensors, or numpy's npz (no pickle; two-byte voids, as ml_dtypes' bfloat16 is stored, are bfloat16).
 """

@@ -99,6 +99,10 @@ def code_readings(codes: Tensor, shape: tuple[int, ...], bits: int, block: int |
         for there, stored in _arranged(codes, shape)
         for words, t, fault in _orders(stored, shape, bits, block)
     ]
+    if not found and codes.dtype == torch.int32:
+        raise ValueError(
+            f"codes reach from {int(codes.min())} to {int(codes.max())}: pass bytes, 0 to 255, or four in an int32"
+        )
     if not found:
         packed = f", or with half of the last axis, two per byte {(*shape[:-1], -(-shape[-1] // 2))}" * (bits <= 4)
         above = int(codes.max()) if codes.numel() else 0
@@ -126,7 +130,9 @@ def _arranged(codes: Tensor, shape: tuple[int, ...]) -> Iterator[tuple[str, Tens
         yield words, codes
 
 
-def _orders(t: Tensor, shape: tuple[int, ...], bits: int, block: int | None) -> Iterator[tuple[str, Tensor, str | None]]:
+def _orders(
+    t: Tensor, shape: tuple[int, ...], bits: int, block: int | None
+) -> Iterator[tuple[str, Tensor, str | None]]:
     """(words, codes one per byte, fault) of every order of nibbles and axes that fits."""
     if not t.numel() or int(t.max()) < 1 << bits:
         for turned, stored in (("", t), (", transposed", t.mT)):
@@ -163,9 +169,9 @@ def _fits(stored: tuple[int, ...] | torch.Size, shape: tuple[int, ...]) -> bool:
     return tuple(stored[:-2]) == tuple(shape[:-2]) and all(map(padded, stored[-2:], shape[-2:]))
 
 
-def padded(length: int, wanted: int) -> bool:
+def padded(length: int, wanted: int, pads: tuple[int, ...] = PADS) -> bool:
     """Whether `length` is `wanted`, perhaps rounded up to a usual multiple."""
-    return any(-(-wanted // pad) * pad == length for pad in PADS)
+    return any(-(-wanted // pad) * pad == length for pad in pads)
 
 
 def _padding(t: Tensor, shape: tuple[int, ...]) -> str:

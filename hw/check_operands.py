@@ -25,6 +25,8 @@ from .check_dump import Dump
 from .check_layouts import Reading, code_readings, stale_codes, stale_scales
 from .check_scale_layouts import scale_readings
 
+TILE = 128  # values of K in a kernel's tile
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -70,18 +72,25 @@ def operands(dump: Dump, family: list[Layout]) -> tuple[list[Operand], list[Oper
     lead = () if experts is None else (len(experts) - 1,)
     shapes = {"a": (rows,), "b": (*lead, columns)}
     widths = {name: _widths(dump, name, shape, family[0]) for name, shape in shapes.items()}
-    read = {name: _readings(dump, name, shape, widths[name], family, False) for name, shape in shapes.items()}
-    shared = {o.codes.shape[-1] for o in read["a"]} & {o.codes.shape[-1] for o in read["b"]}
+    told: list[ValueError] = []
+    read = {name: _readings(dump, name, shape, widths[name], family, False, told) for name, shape in shapes.items()}
+    shared = _lengths(read["a"]) & _lengths(read["b"])
     if not shared:  # the wider ones may be padded to more than a row has
         for name, other in (("a", "b"), ("b", "a")):
-            lengths = [o.codes.shape[-1] for o in read[other]]
-            read[name] += _readings(dump, name, shapes[name], sorted(set(lengths)), family, True)
-        shared = {o.codes.shape[-1] for o in read["a"]} & {o.codes.shape[-1] for o in read["b"]}
+            read[name] += _readings(dump, name, shapes[name], sorted(_lengths(read[other])), family, True, [])
+        shared = _lengths(read["a"]) & _lengths(read["b"])
+    if not shared and not all(read.values()):
+        raise told[0]
     if not shared:
         text = " and ".join(f"{name} {tuple(dump[name].shape)}" for name in ("a_codes", "b_codes"))
         raise ValueError(f"the operands' lengths along K differ: {text}; pass a (M, K) and b (N, K) or (E, N, K)")
     a, b = ([o for o in read[name] if o.codes.shape[-1] in shared] for name in ("a", "b"))
     return a, b
+
+
+def _lengths(found: list[Operand]) -> set[int]:
+    """Along K."""
+    return {o.codes.shape[-1] for o in found}
 
 
 def _widths(dump: Dump, name: str, lead: tuple[int, ...], layout: Layout) -> list[int]:
@@ -94,27 +103,31 @@ def _widths(dump: Dump, name: str, lead: tuple[int, ...], layout: Layout) -> lis
 
 
 def _readings(
-    dump: Dump, name: str, lead: tuple[int, ...], widths: list[int], family: list[Layout], pad: bool
+    dump: Dump,
+    name: str,
+    lead: tuple[int, ...],
+    widths: list[int],
+    family: list[Layout],
+    pad: bool,
+    told: list[ValueError],
 ) -> list[Operand]:
-    """Readings of one operand with some length along K; `pad`: whether codes may be padded. With `pad` there may be
-    none."""
-    codes, scales, found, told = dump[f"{name}_codes"], dump[f"{name}_scales"], [], None
+    """Readings of one operand with some length along K; `pad`: whether codes may be padded; told: what others lack."""
+    codes, scales, found = dump[f"{name}_codes"], dump[f"{name}_scales"], []
     experts = dump.groups if name == "a" and dump["b_codes"].ndim >= 3 else None
     for k, layout in product(widths, family):
         if layout.tile > 1 and lead[-1] == 1:
             continue
         try:
             ways = code_readings(codes, (*lead, k), layout.element.bits, layout.block)
-            ways = [c for c in ways if pad or "padded" not in c.words]
+            wide = TILE if pad else 1  # what codes may be padded by
+            ways = [c for c in ways if c.columns is None or c.columns.shape[-1] < wide]
             places = scale_readings(scales, (*lead, -(-k // layout.block)), layout, experts)
         except ValueError as error:
-            told = told or error
+            told.append(ValueError(f"{name}: {error}"))
             continue
         for c, s in product(ways, places):
             if not s.words.endswith("each row of a tile"):  # read without tiles, they are the same
                 found += _operand(name, c, s, layout)
-    if not found and not pad:
-        raise ValueError(f"{name}: {told}")
     return found
 
 

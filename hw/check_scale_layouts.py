@@ -26,11 +26,14 @@ import numerics as nm
 from numerics import layout as layouts
 from numerics.dialects_layout import LAYOUTS, Layout
 
-from .check_layouts import Reading, cut, padded
+from .check_layouts import PADS, Reading, cut, padded
+
+Pads = tuple[tuple[int, ...], tuple[int, ...]]  # multiples for rows and for columns
+WORDS = (1, 4)  # of FP8 blocks' scales: 16 bytes of float32, or four in an int32
 
 UNPADDED = (
-    "expert padding is missing: the rows of all experts are swizzled as one matrix, where a grouped product starts each "
-    "expert at a whole tile"
+    "expert padding is missing: the rows of all experts are swizzled as one matrix, where a grouped product starts "
+    "each expert at a whole tile"
 )
 SWIZZLES: tuple[tuple[str, int, Callable[..., Tensor]], ...] = (
     ("128x4", layouts.TILE_ROWS, layouts.unswizzle_scales),
@@ -40,13 +43,14 @@ SWIZZLES: tuple[tuple[str, int, Callable[..., Tensor]], ...] = (
 
 @dataclass(frozen=True)
 class _Numbers:
-    """What the stored entries say: words, a fault or None, the scales (uint8, or float32), and whether they are bytes
-    that may be swizzled."""
+    """What the stored entries say: words, a fault or None, the scales (uint8, or float32), whether they are bytes that
+    may be swizzled, and the multiples that rows and columns may be padded to."""
 
     words: str
     fault: str | None
     scales: Tensor
-    bytes: bool
+    swizzled: bool
+    pads: tuple[int, ...]
 
 
 def scale_readings(
@@ -80,8 +84,8 @@ def _unread(scales: Tensor, shape: tuple[int, ...], layout: Layout) -> str:
     size = math.prod(lead) * math.prod(layouts.padded_scales(rows, n))
     tiles = f"{(*lead, -(-rows // layout.tile), n)}, one per tile, or " if layout.tile > 1 else ""
     return (
-        f"scales have shape {tuple(scales.shape)}, which no layout explains: pass {tiles}{tuple(shape)}, one per block, "
-        f"or {size} bytes, 128x4-swizzled"
+        f"scales have shape {tuple(scales.shape)}, which no layout explains: pass {tiles}{tuple(shape)}, one per "
+        f"block, or {size} bytes, 128x4-swizzled"
     )
 
 
@@ -94,9 +98,10 @@ def _numbers(scales: Tensor, layout: Layout) -> Iterator[_Numbers]:
         return
     for words, fault, t in _bytes(scales):
         if layout.scale is not None:
-            yield _Numbers(words, fault, t, True)
+            yield _Numbers(words, fault, t, True, PADS)
         else:
-            yield _Numbers(words or ", UE8M0 bytes", fault, nm.decode(t, nm.E8M0).to(torch.float32), False)
+            pads = WORDS if words else (1,)
+            yield _Numbers(words or ", UE8M0 bytes", fault, nm.decode(t, nm.E8M0).to(torch.float32), False, pads)
 
 
 def _bytes(scales: Tensor) -> Iterator[tuple[str, str | None, Tensor]]:
@@ -119,13 +124,13 @@ def _floats(scales: Tensor, layout: Layout) -> Iterator[_Numbers]:
     values = scales.to(torch.float32)
     narrow = "" if scales.dtype == torch.float32 else f", {str(scales.dtype).removeprefix('torch.')}"
     if layout.scale is None:
-        yield _Numbers(narrow, None, values, False)
+        yield _Numbers(narrow, None, values, False, WORDS)
         fault = "the scales are upside down: each is 1 over the factor to multiply by"
-        yield _Numbers(narrow, fault, 1 / values, False)
+        yield _Numbers(narrow, fault, 1 / values, False, WORDS)
     elif layout.scale == nm.E8M0:
         codes = nm.encode(values, nm.E8M0).to(torch.uint8)
         if torch.equal(nm.decode(codes, nm.E8M0).to(torch.float32), values):
-            yield _Numbers(f"{narrow or ', float32'} powers of two", None, codes, True)
+            yield _Numbers(f"{narrow or ', float32'} powers of two", None, codes, True, PADS)
 
 
 # ---- places ----------------------------------------------------------------------------------------------------------
@@ -137,10 +142,11 @@ def _of_numbers(
     """Readings of one kind of numbers: by tile, by tile and row, or by row."""
     t, (*lead, rows, n) = numbers.scales, shape
     if layout.tile == 1:
-        yield from _places(t, shape, numbers.bytes, experts)
+        yield from _places(t, shape, numbers.swizzled, (numbers.pads, numbers.pads), experts)
         return
-    yield from _places(t, (*lead, -(-rows // layout.tile), n), False, None)
-    for r in _places(t, shape, numbers.bytes, experts):
+    columns = (1,) if numbers.swizzled else numbers.pads
+    yield from _places(t, (*lead, -(-rows // layout.tile), n), False, ((1,), columns), None)
+    for r in _places(t, shape, numbers.swizzled, (numbers.pads, numbers.pads), experts):
         yield from _of_tiles(r, layout.tile)
 
 
@@ -159,21 +165,25 @@ def _of_tiles(r: Reading, tile: int) -> Iterator[Reading]:
     yield replace(r, words=words, tensor=first, fault=r.fault or fault)
 
 
-def _places(t: Tensor, shape: tuple[int, ...], swizzled: bool, experts: tuple[int, ...] | None) -> Iterator[Reading]:
+def _places(
+    t: Tensor, shape: tuple[int, ...], swizzled: bool, pads: Pads, experts: tuple[int, ...] | None
+) -> Iterator[Reading]:
     """Where the scale of each row and block lies: (..., rows, n)."""
     *lead, rows, n = shape
-    found = list(_matrices(t, shape, swizzled, experts))
+    found = list(_matrices(t, shape, swizzled, pads, experts))
     yield from found
     if not lead or math.prod(lead) == 1 or t.ndim > 2:
         return
-    for r in _matrices(t, (math.prod(lead) * rows, n), swizzled, None):
+    for r in _matrices(t, (math.prod(lead) * rows, n), swizzled, pads, None):
         tensor = r.tensor.reshape(shape)
         if not any(f.layout == r.layout and torch.equal(f.tensor, tensor) for f in found):
             columns = None if r.columns is None else r.columns.reshape(*lead, rows, -1)
             yield replace(r, words=r.words + ", the rows of all matrices as one", tensor=tensor, columns=columns)
 
 
-def _matrices(t: Tensor, shape: tuple[int, ...], swizzled: bool, experts: tuple[int, ...] | None) -> Iterator[Reading]:
+def _matrices(
+    t: Tensor, shape: tuple[int, ...], swizzled: bool, pads: Pads, experts: tuple[int, ...] | None
+) -> Iterator[Reading]:
     size = torch.Size(shape)
     if t.numel() == math.prod(shape) and (t.ndim == 1 or t.shape == size):
         yield Reading("row-major", t.reshape(shape))
@@ -185,7 +195,7 @@ def _matrices(t: Tensor, shape: tuple[int, ...], swizzled: bool, experts: tuple[
     if whole or t.ndim != len(shape) or t.shape[:-2] != size[:-2]:
         return
     for words, grid in (("row-major", t), ("transposed", t.mT)):
-        if grid.shape != size and all(map(padded, grid.shape[-2:], shape[-2:])):
+        if grid.shape != size and all(map(padded, grid.shape[-2:], shape[-2:], pads)):
             yield cut(grid, shape, f"{words}, padded", layout=words)
 
 

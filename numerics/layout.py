@@ -161,8 +161,8 @@ def unswizzle_scales(swizzled: Tensor, shape: Sequence[int], check_padding: bool
         swizzled: bytes as there; any shape whose elements, in row-major order, are the bytes of the layout, so that a
             padded matrix will do.
         shape: (..., rows, k), without padding.
-        check_padding: raise if a padding byte is not zero. Products never keep what padding rows give, but they may read
-            padding columns, and other libraries leave what they like in both.
+        check_padding: raise if a padding byte is not zero. Nobody keeps what padding rows give, but products may read
+            padding columns; other libraries leave what they like in both.
 
     Returns:
         A new contiguous tensor of `shape`, dtype and device of `swizzled`.
@@ -182,9 +182,7 @@ def unswizzle_scales(swizzled: Tensor, shape: Sequence[int], check_padding: bool
 def unswizzle_scales_8x4(swizzled: Tensor, shape: Sequence[int]) -> Tensor:
     """Inverse of `swizzle_scales_8x4`; arguments, result and errors as of `unswizzle_scales`."""
     flat, (*lead, rows, k), padded = _tiled(swizzled, shape, SMALL_TILE_ROWS)
-    tiles = flat.reshape(
-        *lead, padded[0] // SMALL_TILE_ROWS, padded[1] // TILE_COLUMNS, SMALL_TILE_ROWS, TILE_COLUMNS
-    )
+    tiles = flat.reshape(*lead, padded[0] // SMALL_TILE_ROWS, padded[1] // TILE_COLUMNS, SMALL_TILE_ROWS, TILE_COLUMNS)
     grid = tiles.transpose(-3, -2).reshape(*lead, *padded)
     return grid[..., :rows, :k].contiguous().view(swizzled.dtype)
 
