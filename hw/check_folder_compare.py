@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from .check_folder_against import against, sample_of
+from .check_folder_against import against
 from .check_folder_config import plan_of
 from .check_folder_decode import outer_of, readings, stored_grid
+from .check_folder_explain import sample_of
 from .check_folder_files import FLOATS, Entry, shelf_of
 from .check_folder_kin import role
 from .check_folder_originals import Original, Originals
@@ -36,7 +37,7 @@ def originals_of(folder: Path) -> Originals:
     shelf, _ = shelf_of(folder)
     plan, _ = plan_of(folder)
     modules, plain = modules_of(shelf.entries)
-    found = [matrix_of(module, plan.scheme(module.name))[0] for module in modules]
+    found = [matrix_of(module, plan.scheme(module.name), shelf.metadata)[0] for module in modules]
     return Originals(plain, [m for m in found if m is not None])
 
 

@@ -36,7 +36,7 @@ from numerics.ops import Cast
 
 from .architectures import Place, library_config, places, zeros
 from .checkpoint import make_folder, write_atomic, write_json
-from .folder_config import CONFIG
+from .folder_config import CONFIG, MODELOPT_CONFIG
 from .folder_files import WEIGHTS
 from .folder_tokens import TOKENIZER, TOKENIZER_CONFIG, tokenizer_contents
 from .load import Loaded, load_run
@@ -52,9 +52,9 @@ from .packed import (
     scaled,
     stored,
 )
+from .servers import notices
 
 PROGRAM = "fourbit export"
-MODELOPT_CONFIG = "hf_quant_config.json"
 # config.json first: without it the folder is no model
 _FILES = (CONFIG, WEIGHTS, MODELOPT_CONFIG, TOKENIZER, TOKENIZER_CONFIG)
 
@@ -99,6 +99,8 @@ def main(argv: list[str]) -> int:
         f"{found.config['model_type']} in {config.out}: step {run.step} of {config.run}, {quantized}"
         f"{_bytes(found, found.tensors) / 1e6:.2f} MB in all"
     )
+    for notice in notices(run.model.config, found.kinds):
+        print(f"notice: {notice}")
     return 0
 
 
