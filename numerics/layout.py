@@ -86,7 +86,8 @@ def unpack_halves(packed: Tensor, block: int) -> Tensor:
     """
     require_tensor(packed, "packed")
     _require_blocks(packed, "packed", block, block // 2)
-    return unpack_nibbles(packed).unflatten(-1, (-1, block // 2, 2)).mT.flatten(-3)
+    halves: Tensor = unpack_nibbles(packed).unflatten(-1, (-1, block // 2, 2)).mT
+    return halves.flatten(-3)
 
 
 def _require_blocks(t: Tensor, name: str, block: int, width: int) -> None:
