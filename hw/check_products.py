@@ -54,6 +54,12 @@ class Way:
     factor: Tensor
     rounding: str
 
+    def lost(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Where the output is NaN because of the operands' padding, bool, broadcasting to the output."""
+        a, b = (torch.tensor(False) if o.lost is None else o.lost for o in (self.a, self.b))
+        a = a[rows].unsqueeze(-1) if a.ndim else a
+        return a | (b.reshape(-1, b.shape[-1]).any(0)[columns] if b.ndim else b)
+
 
 @dataclass(frozen=True)
 class Tried:
@@ -87,7 +93,7 @@ def judge_product(dump: Dump, fmt: str | None) -> Report:
         best = _best(ways, y, *(wrong[:, d].contiguous().unique() for d in (0, 1)))
     name = f"product {y.shape[0]} x {y.shape[1]}"
     if best.outside:
-        sound = [way for way in ways if way.fault is None]
+        sound = [way for way in ways if way.fault is None] or ways[:1]
         best = _best(sound, y, *places)
         if 2 * best.outside > y.numel():  # no reading is like it: as it is usually read
             best = _best(sound[:1], y, *places)
@@ -258,7 +264,7 @@ def _tried(way: Way, y: Tensor, rows: Tensor, columns: Tensor) -> Tried:
     overflowing = ~torch.isfinite(y) & (size >= torch.finfo(torch.float32).max)
     alike = (torch.isnan(exact) & torch.isnan(y)) | infinite | overflowing
     ratio = torch.where(alike, 0.0, error / bound).nan_to_num(nan=math.inf, posinf=math.inf)
-    return Tried(way, ratio, bound, exact, alike & ~torch.isfinite(y))
+    return Tried(way, ratio, bound, exact, alike & ~torch.isfinite(y) & ~way.lost(rows, columns))
 
 
 def _bound(exact: Tensor, size: Tensor, factor: Tensor, k: int, dtype: torch.dtype, roundings: float) -> Tensor:
