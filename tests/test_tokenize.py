@@ -454,6 +454,9 @@ def test_bad_text_and_folders_are_refused(config: TokenizeConfig, tmp_path: Path
         ValueError, match=r"document '\d\.txt' is not UTF-8 \(invalid continuation byte, byte 3\); conv"
     ):
         tokenize(dataclasses.replace(config, data=str(text)))
+    (text / "0.txt").write_bytes("fine\nthé\n".encode() + b"caf\xe9\n")
+    with pytest.raises(ValueError, match=r"document '0\.txt' is not UTF-8 \(.*, byte 13\); convert it \(line 3\), or"):
+        tokenize(dataclasses.replace(config, data=str(text / "0.txt")))
     (tmp_path / "lines.jsonl").write_text('{"text": "fine"}\nnot\n')
     with pytest.raises(ValueError, match=r"lines\.jsonl', line 2, is not JSON"):
         tokenize(dataclasses.replace(config, out=tmp_path / "o", data=str(tmp_path / "lines.jsonl")))
