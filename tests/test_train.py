@@ -215,10 +215,15 @@ def test_settings_of_torch_are_given_back(config: TrainConfig, model: type[Stand
         torch.set_num_threads(threads)
 
 
-def test_the_bar_is_quiet_unless_asked(
+def test_progress_is_lines_without_a_terminal_a_bar_if_asked_or_nothing(
     config: TrainConfig, model: type[StandIn], capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(config, ops)
+    out, err = capsys.readouterr()
+    told = [line.split(", ")[1:3] for line in err.splitlines()]
+    losses = [record["loss"] for record in lines(config.out)]
+    assert out == "" and told == [[f"step {i} of 7", f"loss={loss:.3f}"] for i, loss in enumerate(losses, 1)]
+    train(dataclasses.replace(config, out=config.out.with_name("hidden"), progress="hide"), ops)
     assert capsys.readouterr() == ("", "")
     train(dataclasses.replace(config, out=config.out.with_name("shown"), progress="show"), ops)
     out, err = capsys.readouterr()
