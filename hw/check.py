@@ -31,9 +31,10 @@ from .check_codes import CodeLaw, code_laws, other_signs, tie_distance
 from .check_dump import Dump, dump_of, read
 from .check_folder import check_folder
 from .check_laws import Folded, ScaleLaw, not_finite, scale_laws, shortlist
+from .check_outer import Judgement, Meaning, judge_outer, of_law
 from .check_products import judge_product
 from .check_report import Report
-from .check_values import judge_outer, judge_values
+from .check_values import judge_values
 
 BAR = 1 << 20  # elements from which a progress bar is shown
 FORMATS = {name.lower(): name for name in LAYOUTS}
@@ -108,36 +109,34 @@ def _format(fmt: str) -> str:
 
 @dataclass(frozen=True)
 class _Judged:
-    """A case with the dialects that make all of it, or the laws that come nearest. `missed`: bytes unexplained."""
+    """A case with the dialects that make all of it, `names`, or the laws that come nearest; and its outer."""
 
     case: Case
-    outer: Tensor | None
+    folded: Folded
     found: Identification
-    scales: ScaleLaw | None
-    codes: CodeLaw | None
-
-    @property
-    def matches(self) -> tuple[str, ...]:
-        f = self.found
-        return f.matches or f.matches_given_outer or f.matches_other_outer
+    names: tuple[str, ...]
+    outer: Judgement
+    scales: ScaleLaw | None = None
+    codes: CodeLaw | None = None
 
     @property
     def missed(self) -> tuple[int, int]:
         """Bytes that no law explains, then the number of faults."""
+        faults = len(self.case.faults) + len(self.outer.faults)
         if self.scales is None or self.codes is None:
-            return 0, len(self.case.faults) + len(judge_outer(self.found, self.case, self.outer)[1])
-        faults = len(self.case.faults) + (self.scales.fault is not None) + (self.codes.fault is not None)
+            return 0, faults
+        faults += (self.scales.fault is not None) + (self.codes.fault is not None)
         return _unexplained(self.case, self.scales, self.codes), faults
 
 
 def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, scale_layout: str | None) -> Report:
-    found = cases(dump, fmt, axis)
+    found = _cases(dump, fmt, axis, contract)
     judged: list[_Judged] = []
     for case in found:
         judged.append(_judge(case, case.outer, contract))
         if judged[-1].missed == (0, 0):
             break
-    best = min(judged, key=lambda j: j.missed)
+    best = min(judged, key=lambda j: (*j.missed, j.case.unread))
     if best.case.error > UNLIKE and best.scales and best.codes and best.scales.count and best.codes.count:
         text = f"the codes do not resemble x in any layout; the best, {', '.join(found[0].words)}, has an error of"
         text = f"{text} {found[0].error:.2f} of x's energy, and no law makes them: they are of another tensor"
@@ -145,15 +144,23 @@ def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, 
     return _report(best, dump, axis, contract, scale_layout)
 
 
+def _cases(dump: Dump, fmt: str | None, axis: int, contract: str | None) -> list[Case]:
+    """Readings of the dump, in the formats that the contract makes if the shapes allow any of them."""
+    if fmt is None and contract is not None:
+        try:
+            return cases(dump, DIALECTS[contract].formats, axis)
+        except ValueError:
+            pass  # then it is said which formats it makes
+    return cases(dump, None if fmt is None else (fmt,), axis)
+
+
 def _judge(case: Case, outer: Tensor | None, contract: str | None) -> _Judged:
-    found = _identify(case, outer)
-    judged = _Judged(case, outer, found, None, None)
-    if found.matches or found.matches_given_outer:
-        return judged
-    strange = bool(judged.matches) and bool(judge_outer(found, case, outer)[1])
-    if judged.matches and not strange:
-        return judged
-    folded = Folded.of(case, outer)
+    found, folded = _identify(case, outer), Folded.of(case, outer)
+    judged, names = None, _names(found, contract)
+    if names:
+        judged = _Judged(case, folded, found, names, judge_outer(found, folded, names, contract))
+        if not judged.outer.faults or contract in names or found[names[0]].outer == "given":
+            return judged
     asked = [verdict.dialect for verdict in found if contract == verdict.dialect.name]
     laws = scale_laws(folded, asked or shortlist(folded, found))
     few = []
@@ -162,9 +169,16 @@ def _judge(case: Case, outer: Tensor | None, contract: str | None) -> _Judged:
         if law.fault is None and _unexplained(case, *few[-1]) * 1000 < case.codes.numel():
             break  # further dialects would not tell more
     scales, made = min(few, key=lambda pair: (_unexplained(case, *pair), pair[0].fault or ""))
-    if strange and not scales.faultless:
+    if judged is not None and not scales.faultless:
         return judged
-    return _Judged(case, outer, found, scales, made)
+    return _Judged(case, folded, found, (), of_law(scales, folded), scales, made)
+
+
+def _names(found: Identification, contract: str | None) -> tuple[str, ...]:
+    """Dialects that make all bytes: from x alone with the stored outer; or run with that outer; or from x alone beside
+    another outer. The first of these that there are, or that the contract is one of."""
+    kinds = [k for k in (found.matches, found.matches_given_outer, found.matches_other_outer) if k]
+    return next((k for k in kinds if contract in k), kinds[0] if kinds else ())
 
 
 def _unexplained(case: Case, scales: ScaleLaw, codes: CodeLaw) -> int:
@@ -188,19 +202,27 @@ def _report(j: _Judged, dump: Dump, axis: int, contract: str | None, scale_layou
     case, facts, faults = j.case, list(j.case.words[1:]), list(j.case.faults)
     if scale_layout is not None and not any(_lies(w, scale_layout) for w in case.words):
         faults.append(f"the scales are not {scale_layout}, as they should be")
-    if j.scales is None or j.codes is None:
-        names = j.matches
-        told, wrong = judge_outer(j.found, case, j.outer)
-        if contract is not None and contract not in names:
-            wrong.append(f"these are not the bytes of {contract}: {_beside(j.found, contract)}")
-    else:
-        names, told, wrong = (), *_laws(j)
-        if not faults and not wrong and contract is not None and j.scales.dialect.name == contract:
-            names = (contract,)
+    told, wrong = _laws(j) if j.scales else ([], [])
+    told, wrong = [*told, *j.outer.facts], [*wrong, *j.outer.faults]
+    if contract is not None and contract not in j.names and not (j.scales and (faults or wrong)):
+        wrong.append(_not_of(j, contract))
     told += [] if case.x.numel() else ["there are no values: nothing to tell contracts apart by"]
     facts, faults = facts + told, faults + wrong
-    told, wrong = judge_values(dump, case, j.outer, names, axis)
-    return Report(case.layout.name, names, tuple(facts + told), tuple(faults + wrong), _first(j, names))
+    told, wrong = judge_values(dump, j.folded, _meanings(j), axis) if dump.get("values") is not None else ([], [])
+    return Report(case.layout.name, j.names, tuple(facts + told), tuple(faults + wrong), _first(j))
+
+
+def _meanings(j: _Judged) -> list[Meaning]:
+    """What the bytes may decode to: as the dialects that make them have it."""
+    others = [judge_outer(j.found, j.folded, (name,), None).meaning for name in j.names]
+    return [j.outer.meaning, *others]
+
+
+def _not_of(j: _Judged, contract: str) -> str:
+    """The fault of bytes that are not those of the dialect that was asked for."""
+    if j.codes is not None and j.codes.words.startswith("stochastic"):
+        return f"codes are stochastic; {contract} rounds to nearest: {_beside(j.found, contract)}"
+    return f"these are not the bytes of {contract}: {_beside(j.found, contract)}"
 
 
 def _beside(found: Identification, contract: str) -> str:
@@ -237,7 +259,7 @@ def _laws(j: _Judged) -> tuple[list[str], list[str]]:
         facts.append(f"codes: {codes.words}, every one of {total}")
     else:
         faults.append(f"codes: {codes.words} is the nearest law; {codes.count:,} of {total} differ{_how(j)}")
-    faults += not_finite(Folded.of(j.case, j.outer), scales)
+    faults += not_finite(j.folded, scales)
     return facts, faults
 
 
@@ -248,18 +270,17 @@ def _but(count: int, n: str) -> str:
 def _how(j: _Judged) -> str:
     """What the codes that differ have in common."""
     assert j.scales is not None and j.codes is not None
-    folded = Folded.of(j.case, j.outer)
-    if other_signs(folded, j.scales, j.codes.wrong):
+    if other_signs(j.folded, j.scales, j.codes.wrong):
         return ", all of them zeros: their sign is lost"
-    distance = tie_distance(folded, j.scales, j.codes.wrong)
+    distance = tie_distance(j.folded, j.scales, j.codes.wrong)
     if distance < 2.0**-16:
         return f", all within {distance:.1e} of a tie: an approximate division, or another order of operations"
     return ""
 
 
-def _first(j: _Judged, names: tuple[str, ...]) -> str:
+def _first(j: _Judged) -> str:
     """The derivation of the first byte that differs from the nearest dialect."""
-    if names:
+    if j.names:
         return ""
     nearest = next(iter(j.found))
     wanted = nearest if j.scales is None else j.found[j.scales.dialect.name]

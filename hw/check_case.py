@@ -42,7 +42,8 @@ class Case:
     Args:
         x: what was quantized, blocks along its last axis, padded to whole blocks of every group and to whole tiles;
             codes: of its shape; scales: one per block, or per tile. real: which places along the last axis are values.
-            outer: the stored one with the axes of x, blocks last, or None.
+            outer: the stored one with the axes of x, blocks last, or None. unread: scale bytes that are not zero and
+            that this reading leaves out.
         rows: how many places along the last but one are values.
         words: how it was read. faults: what is wrong with lying or being cut so. error: see above.
     """
@@ -57,6 +58,7 @@ class Case:
     words: tuple[str, ...]
     faults: tuple[str, ...]
     error: float
+    unread: int
 
     @property
     def scale_format(self) -> nm.Format | None:
@@ -83,20 +85,21 @@ class Case:
         return x[..., : self.rows, :][..., self.real]
 
 
-def cases(dump: Dump, fmt: str | None, axis: int) -> list[Case]:
-    """Readings of a quantization: those whose error is close to the least, and rivals without a fault; these first.
-    Where all are unlike x, the likeliest without a fault.
+def cases(dump: Dump, formats: tuple[str, ...] | None, axis: int) -> list[Case]:
+    """Readings of a quantization, in some formats or any: those whose error is close to the least, and rivals without a
+    fault; these first. Where all are unlike x, the likeliest without a fault.
 
     Raises: ValueError if no layout explains the shapes.
     """
     x = dump["x"] if dump["x"].ndim > 1 else dump["x"].unsqueeze(0)
     if axis not in (-1, -2, x.ndim - 1, x.ndim - 2):
         raise ValueError(f"axis={axis}: x has shape {tuple(x.shape)}; blocks run along one of its last two axes")
+    layouts = _layouts(formats)
     turned = axis not in (-1, x.ndim - 1)
     x = x.mT if turned else x
-    found = [case for layout in _layouts(fmt) for case in _of_layout(dump, layout, x, turned, fmt is not None)]
+    found = [case for layout in layouts for case in _of_layout(dump, layout, x, turned, len(layouts) == 1)]
     if not found:
-        outer_of(dump, x, _layouts(fmt)[0], turned)  # its own error, if it is that
+        outer_of(dump, x, layouts[0], turned)  # its own error, if it is that
         shapes = ", ".join(f"{name} {tuple(dump[name].shape)}" for name in ("x", "codes", "scales"))
         raise ValueError(
             f"no format and no layout explain the shapes: {shapes}; pass codes like x, or two per byte, and one scale "
@@ -105,15 +108,18 @@ def cases(dump: Dump, fmt: str | None, axis: int) -> list[Case]:
     found.sort(key=lambda case: case.error)  # equal ones stay in order, the usual first
     least, sound = found[0].error, [case for case in found if not case.faults]
     if least > UNLIKE:
-        first = {case.layout.name: case for case in reversed(sound)}  # of each format
-        return sorted(first.values(), key=lambda case: case.error) or found[:1]
+        first: dict[str, Case] = {}
+        for case in sound:  # the first of each format
+            first.setdefault(case.layout.name, case)
+        return list(first.values()) or found[:1]
     rivals = [case for case in sound if case.error <= RIVAL * least + 1e-9]
     close = [case for case in found if case.error <= CLOSE * least + 1e-9 and case.faults]
     return sorted([*rivals, *close], key=lambda case: len(case.faults))[:8]
 
 
-def _layouts(fmt: str | None) -> list[Layout]:
-    return [layout for layout in LAYOUTS.values() if layout.scale is not None] if fmt is None else [LAYOUTS[fmt]]
+def _layouts(formats: tuple[str, ...] | None) -> list[Layout]:
+    names = formats or [name for name, layout in LAYOUTS.items() if layout.scale is not None]
+    return [LAYOUTS[name] for name in names]
 
 
 def _of_layout(dump: Dump, layout: Layout, x: Tensor, turned: bool, named: bool) -> Iterator[Case]:
@@ -150,6 +156,7 @@ def _of_layout(dump: Dump, layout: Layout, x: Tensor, turned: bool, named: bool)
                 tuple(w for w in words if w),
                 tuple(f for f in faults if f),
                 error,
+                s.stale,
             )
 
 

@@ -23,7 +23,7 @@ from .check_folder_compare import Judge, compare
 from .check_folder_config import JUDGED, Plan, plan_of
 from .check_folder_decode import settled
 from .check_folder_files import Entry, Shelf, shelf_of
-from .check_folder_kin import fused_outers, magnitudes, missing_children, missing_experts, missing_parts
+from .check_folder_kin import fused, magnitudes, missing_children, missing_experts, missing_parts
 from .check_folder_parts import Matrix, Module, matrix_of, modules_of
 from .check_folder_report import Finding, FolderReport, lines
 from .check_folder_scheme import against_scheme, sizes, unquantized
@@ -51,7 +51,7 @@ def check_folder(folder: Path, original: Path | None = None, dumps: Judge | None
     findings += found
     modules, others = modules_of(shelf.entries)
     _require_judged(folder, plan, modules, findings)
-    matrices, found = _matrices(modules, plan)
+    matrices, found = _matrices(modules, plan, shelf.metadata)
     findings += found
     seen, found = _bytes(matrices, others, shelf.size < BAR)
     findings += found
@@ -80,14 +80,14 @@ def _require_judged(folder: Path, plan: Plan, modules: list[Module], findings: l
         findings.append(Finding("config", f"{plan.words} says quantized, and no tensor is", ()))
 
 
-def _matrices(modules: list[Module], plan: Plan) -> tuple[list[Matrix], list[Finding]]:
+def _matrices(modules: list[Module], plan: Plan, metadata: dict[str, str]) -> tuple[list[Matrix], list[Finding]]:
     """The matrices that can be read, and what is wrong with how they lie or with what the config says of them."""
     matrices, findings = [], []
     for module in modules:
         scheme = plan.scheme(module.name)
         if scheme is not None and scheme.fmt not in JUDGED:
             continue
-        m, found = matrix_of(module, scheme)
+        m, found = matrix_of(module, scheme, metadata)
         findings += found
         if m is not None:
             m = settled(m)
@@ -126,7 +126,8 @@ def _relatives(
     """What modules lack beside their siblings and the config."""
     names = _names(modules, others)
     formats = {m.module.name: m.fmt for m in matrices}
-    findings = missing_parts(modules, formats, plan) + missing_experts(names, plan) + fused_outers(matrices, seen)
+    findings = missing_parts(modules, formats, plan) + missing_experts(names, plan)
+    findings += fused(matrices, [e.name.removesuffix(".weight") for e in others], seen)
     named = {name for finding in told for name in finding.tensors}
     named |= {m.name for m in modules if any(entry.name in named for entry in m.parts.values())}
     findings += magnitudes(seen, named)

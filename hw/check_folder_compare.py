@@ -36,7 +36,7 @@ def originals_of(folder: Path) -> Originals:
     shelf, _ = shelf_of(folder)
     plan, _ = plan_of(folder)
     modules, plain = modules_of(shelf.entries)
-    found = [matrix_of(module, plan.scheme(module.name))[0] for module in modules]
+    found = [matrix_of(module, plan.scheme(module.name), shelf.metadata)[0] for module in modules]
     return Originals(plain, [m for m in found if m is not None])
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,15 @@ class Scheme:
 
     Args:
         fmt: NVFP4, MXFP4, MXFP8, FP8, or another name, which is not judged. group: values that share a scale along a
-            row. tile: of FP8, rows and columns that do. inputs: whether activations need a stored scale.
+            row. tile: of FP8, rows and columns that do. inputs: whether activations need a stored scale. wide: whether
+            groups larger than the format's are the method's own.
     """
 
     fmt: str
     group: int | None = None
     tile: tuple[int, int] | None = None
     inputs: bool = False
+    wide: bool = False
 
 
 JUDGED = ("NVFP4", "MXFP4", "MXFP8", "FP8")
@@ -44,7 +46,7 @@ ALGORITHMS = {  # ModelOpt's quant_algo
     "NVFP4_AWQ": Scheme("NVFP4", 16, None, True),
     "NVFP4_SVD": Scheme("NVFP4", 16, None, True),
     "W4A16_NVFP4": Scheme("NVFP4", 16),
-    "W4A8_NVFP4_FP8": Scheme("NVFP4", 16, None, True),
+    "W4A8_NVFP4_FP8": Scheme("NVFP4", 32, None, True, True),
     "W4A8_MXFP4_FP8": Scheme("MXFP4", 32),
     "MXFP4": Scheme("MXFP4", 32),
     "MXFP8": Scheme("MXFP8", 32),
@@ -63,7 +65,8 @@ FORMATS = {  # compressed-tensors' format
     "mxfp8-quantized": "MXFP8",
     "float-quantized": "FP8",
 }
-METHODS = ("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "compressed-tensors", "fp8", "mxfp4")
+METHODS = ("modelopt", "compressed-tensors", "fp8", "fbgemm_fp8", "mxfp4", "mxfp8", "quark", "torchao")
+EXPERTS = r"re:.*\.experts\..*"
 
 
 @dataclass
@@ -147,6 +150,7 @@ def plan_of(folder: Path) -> tuple[Plan, list[Finding]]:
         if isinstance(details, dict):
             plan.words += f" and {MODELOPT_CONFIG}"
             findings += _two(entry, details)
+            entry = details | entry  # the former says what the latter leaves out, such as a group size
     if entry is not None:
         findings += _read(plan, entry)
     return plan, findings
@@ -168,22 +172,30 @@ def _json(path: Path) -> tuple[dict[str, Any], list[Finding]]:
 def _read(plan: Plan, entry: dict[str, Any]) -> list[Finding]:
     """Fill a plan from a quantization_config."""
     method = plan.method = str(entry.get("quant_method", "modelopt" if "quant_algo" in entry else None))
+    left: list[str] = []
     for key in ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers", "exclude"):
         patterns = entry.get(key)
-        plan.ignored += [str(p) for p in patterns] if isinstance(patterns, list) else []
+        left += [str(p) for p in patterns] if isinstance(patterns, list) else []
+    plan.ignored = list(dict.fromkeys(left))
     try:
         if method.startswith("modelopt"):
             return _modelopt(plan, entry)
         if method == "compressed-tensors":
             return _compressed(plan, entry)
+        if method == "quark":
+            return _quark(plan, entry)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         return [Finding("config", f"quantization_config cannot be read: {type(error).__name__} {error}", ())]
-    if method == "fp8":
+    if method in ("fp8", "fbgemm_fp8"):
         tile = entry.get("weight_block_size")
         tile = tuple(tile) if isinstance(tile, list) and len(tile) == 2 else None
         plan.named = [("*", Scheme("FP8", tile=tile, inputs=entry.get("activation_scheme") == "static"))]
-    elif method == "mxfp4":
-        plan.named = [("*", Scheme("MXFP4", 32))]
+        if str(plan.model.get("expert_dtype")).lower() in ("fp4", "mxfp4"):  # DeepSeek V4
+            plan.named.append((EXPERTS, Scheme("MXFP4", 32)))
+    elif method in ("mxfp4", "mxfp8"):
+        plan.named = [("*", Scheme(method.upper(), 32))]
+    elif method == "torchao":
+        pass  # the tensors' own metadata says what they are
     elif method in FOREIGN:
         plan.named = [("*", Scheme(method))]
     else:
@@ -219,7 +231,7 @@ def _algorithm(entry: dict[str, Any]) -> Scheme | None:
     if found is None:
         return None
     group = entry.get("group_size") if found.group else None
-    return Scheme(found.fmt, int(group) if group else found.group, found.tile, found.inputs)
+    return replace(found, group=int(group) if group else found.group)
 
 
 def _compressed(plan: Plan, entry: dict[str, Any]) -> list[Finding]:
@@ -250,6 +262,22 @@ def _arguments(group: dict[str, Any], hint: str | None) -> Scheme:
         return Scheme("MXFP8", 32)
     tile = w.get("block_structure")
     return Scheme("FP8", None, tuple(tile) if w.get("strategy") == "block" and tile else None, static)
+
+
+def _quark(plan: Plan, entry: dict[str, Any]) -> list[Finding]:
+    """AMD Quark: a config for all, and others for layers by wildcards."""
+    groups = {"*": entry.get("global_quant_config") or {}, **(entry.get("layer_quant_config") or {})}
+    for pattern, group in groups.items():
+        w, a = group.get("weight") or {}, group.get("input_tensors") or {}
+        w, a = (t[-1] if isinstance(t, list) else t for t in (w, a))
+        dtype, inputs = str(w.get("dtype")), bool(a) and a.get("is_dynamic") is False
+        if dtype == "fp4":
+            power = w.get("scale_format") == "e8m0"
+            scheme = Scheme("MXFP4" if power else "NVFP4", 32 if power else 16, None, inputs and not power)
+        else:
+            scheme = Scheme("FP8", inputs=inputs) if dtype.startswith("fp8") else Scheme(dtype)
+        plan.named.append((pattern, scheme))
+    return []
 
 
 def _two(entry: dict[str, Any], details: dict[str, Any]) -> list[Finding]:

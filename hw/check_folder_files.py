@@ -12,7 +12,7 @@ import json
 import math
 import struct
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +63,27 @@ class Entry:
 
 @dataclass(frozen=True)
 class Shelf:
-    """A folder's tensors by name, those that can be read. size: of its files, bytes. files: how many."""
+    """A folder's tensors by name, those that can be read. size: of its files, bytes. files: how many. metadata: what
+    the files' headers say besides."""
 
     folder: Path
     entries: dict[str, Entry]
     files: int
     size: int
+    metadata: dict[str, str]
 
 
-def header(path: Path) -> tuple[dict[str, Entry], int]:
-    """The tensors that a file lists, and the size, in bytes, that it must have.
+@dataclass(frozen=True)
+class Header:
+    """What a file lists. size: that the file must have, bytes."""
+
+    entries: dict[str, Entry]
+    size: int
+    metadata: dict[str, str]
+
+
+def header(path: Path) -> Header:
+    """What a file lists.
 
     Raises: Unreadable. OSError if it cannot be opened.
     """
@@ -86,7 +97,9 @@ def header(path: Path) -> tuple[dict[str, Entry], int]:
             found = {name: _entry(path, name, e, 8 + n) for name, e in listed.items() if name != "__metadata__"}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Unreadable(f"{path.name} has a header that is no list of tensors ({error})") from None
-    return found, max((e.start + e.size for e in found.values()), default=8 + n)
+        metadata = listed.get("__metadata__")
+    size = max((e.start + e.size for e in found.values()), default=8 + n)
+    return Header(found, size, metadata if isinstance(metadata, dict) else {})
 
 
 def _entry(path: Path, name: str, told: dict[str, Any], data: int) -> Entry:
@@ -111,10 +124,11 @@ def shelf_of(folder: Path) -> tuple[Shelf, list[Finding]]:
         remedy = f"name one of its folders: {', '.join(deeper)}" if deeper else "name a folder that holds a checkpoint"
         raise ValueError(f"{folder} holds no {SUFFIX} file; {remedy}")
     of: dict[str, dict[str, Entry]] = {}
-    findings = []
+    findings, metadata = [], {}
     for path in paths:
-        listed, found = _file(path)
-        of[path.name] = listed
+        head, found = _file(path)
+        of[path.name] = head.entries
+        metadata |= head.metadata
         findings += found
     index, found = _index(folder)
     findings += found
@@ -124,24 +138,25 @@ def shelf_of(folder: Path) -> tuple[Shelf, list[Finding]]:
         findings += _against_index(index, of)
     entries, found = _merged(of, index or {})
     size = sum(path.stat().st_size for path in paths)
-    return Shelf(folder, entries, len(paths), size), findings + found
+    return Shelf(folder, entries, len(paths), size, metadata), findings + found
 
 
-def _file(path: Path) -> tuple[dict[str, Entry], list[Finding]]:
-    """The tensors of a file that are whole, and what is wrong with it."""
+def _file(path: Path) -> tuple[Header, list[Finding]]:
+    """What a file holds, of its tensors those that are whole; and what is wrong with it."""
     try:
-        listed, wanted = header(path)
+        head = header(path)
     except Unreadable as error:
-        return {}, [Finding("file", f"{error}: every tensor in it is lost", (path.name,))]
-    size = path.stat().st_size
-    lost = tuple(e.name for e in listed.values() if e.start + e.size > size)
-    whole = {name: e for name, e in listed.items() if name not in lost}
+        return Header({}, 0, {}), [Finding("file", f"{error}: every tensor in it is lost", (path.name,))]
+    size, count = path.stat().st_size, len(head.entries)
+    lost = tuple(e.name for e in head.entries.values() if e.start + e.size > size)
     if lost:
-        text = f"{path.name} is truncated: {size:,} of {wanted:,} bytes; {len(lost)} of its {len(listed)} tensors lost"
-        return whole, [Finding("truncated file", text, lost)]
-    if size > wanted:
-        return whole, [Finding("file", f"{path.name} has {size - wanted:,} bytes behind its last tensor", (path.name,))]
-    return whole, []
+        text = f"{path.name} is truncated: {size:,} of {head.size:,} bytes; {len(lost)} of its {count} tensors are lost"
+        whole = {name: e for name, e in head.entries.items() if name not in lost}
+        return replace(head, entries=whole), [Finding("truncated file", text, lost)]
+    if size > head.size:
+        text = f"{path.name} has {size - head.size:,} bytes behind its last tensor"
+        return head, [Finding("file", text, (path.name,))]
+    return head, []
 
 
 def _index(folder: Path) -> tuple[dict[str, str] | None, list[Finding]]:

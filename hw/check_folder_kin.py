@@ -27,6 +27,7 @@ FUSED = (
     *(("add_q_proj", "add_k_proj", "add_v_proj"), ("q_a_proj", "kv_a_proj_with_mqa"), ("in_proj_qkv", "in_proj_z")),
     *(("gate_proj", "up_proj"), ("w1", "w3"), ("in_proj_qkvz", "in_proj_ba")),
 )
+CROSS = re.compile(r"cross|attn2|encoder_attn")
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)$")
 
 
@@ -43,23 +44,39 @@ def by_role(names: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def fused_outers(matrices: list[Matrix], seen: dict[str, list[Seen]]) -> list[Finding]:
-    """Outer scales that differ where a server has one. seen: by module."""
-    of: dict[tuple[str, tuple[str, ...]], list[Matrix]] = defaultdict(list)
-    for m in matrices:
-        head, _, tail = m.module.name.rpartition(".")
-        for group in FUSED:
-            if tail in group and "outer" in m.module.parts:
-                of[head, group].append(m)
+def _fused(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """Names that a server fuses, together. In a cross attention q reads another input than k and v."""
+    of: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
+    for name in names:
+        head, _, tail = name.rpartition(".")
+        group = next((group for group in FUSED if tail in group), None)
+        if group is not None and not (tail.endswith(("q", "q_proj", "query")) and CROSS.search(head)):
+            of[head, group].append(name)
+    ordered = (sorted(names, key=lambda n: group.index(n.rpartition(".")[2])) for (_, group), names in of.items())
+    return [tuple(names) for names in ordered if len(names) > 1]
+
+
+def fused(matrices: list[Matrix], plain: Iterable[str], seen: dict[str, list[Seen]]) -> list[Finding]:
+    """Outer scales or formats that differ where a server has one. plain: modules that are not quantized. seen: by
+    module."""
+    of = {m.module.name: m for m in matrices}
     findings = []
-    for (_, group), members in of.items():
+    for names in _fused([*of, *(name for name in plain if name not in of)]):
+        members = [of[name] for name in names if name in of]
+        tails = [name.rpartition(".")[2] for name in names]
+        formats = {of[name].fmt if name in of else "no format" for name in names}
+        if members and len(formats) > 1 and not tails[0].endswith(("_a_proj", "_mqa")):
+            text = f"{' and '.join(tails)} have different formats, and a server fuses them"
+            findings.append(Finding("fused format", text, names, ", ".join(sorted(formats))))
+        members = [m for m in members if "outer" in m.module.parts]
         outers = [[s.outer for s in seen[m.module.name]] for m in members]
-        if len({tuple(o) for o in outers}) < 2 or len({len(o) for o in outers}) > 1:
-            continue
-        there = [t for t in group if any(m.module.name.endswith("." + t) for m in members)]
-        text = f"{' and '.join(there)} have different outer scales: a server fuses them under one, the others are lost"
-        names = tuple(m.module.parts["outer"].name for m in members)
-        findings.append(Finding("fused outer", text, names, ", ".join(f"{o[0]:.4g}" for o in outers)))
+        if len({tuple(o) for o in outers}) > 1 and len({len(o) for o in outers}) == 1:
+            tails = [m.module.name.rpartition(".")[2] for m in members]
+            text = (
+                f"{' and '.join(tails)} have different outer scales: a server fuses them under one, the others are lost"
+            )
+            whose = tuple(m.module.parts["outer"].name for m in members)
+            findings.append(Finding("fused outer", text, whose, ", ".join(f"{o[0]:.4g}" for o in outers)))
     return findings
 
 
@@ -113,8 +130,9 @@ def missing_parts(modules: list[Module], formats: dict[str, str], plan: Plan) ->
             if scheme is not None and same and plan.exempt(module.name, strict=True) is None:
                 wanted |= {"outer"} if scheme.fmt == "NVFP4" else set()
                 wanted |= {"input"} if scheme.inputs else set()
-            if "scale" in module.parts and module.parts["scale"].dtype == "F8_E4M3":
-                wanted.add("outer")
+            scale = module.parts.get("scale")
+            if scale is not None and scale.dtype == "F8_E4M3" and module.suffix["scale"] != "_weight_scale":
+                wanted.add("outer")  # torchao's may have one level
             lost = sorted(wanted - set(module.parts))
             findings += [_lacks(module, part, suffix.get(part), plan) for part in lost]
     return findings

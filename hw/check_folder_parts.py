@@ -7,17 +7,20 @@
     weight_scale_2                          outer       a factor to multiply by (ModelOpt)
     weight_global_scale                     outer       a factor to divide by (compressed-tensors)
     input_scale, input_global_scale         input       of the activations
+    _weight_qdata, _weight_scale,           codes, scale, outer, a factor to multiply by (torchao)
+    _weight_per_tensor_scale
 
 The parts of stacked experts hang on an underscore (`gate_up_proj_blocks`), or the codes have no suffix. Sources:
 compressed-tensors 0.20.1, compressors/; nvidia-modelopt 0.47.0, torch/export/; transformers, integrations/mxfp4.py
-and finegrained_fp8.py. Shapes: L matrices, N rows (outputs), K values along the contraction.
+and finegrained_fp8.py; torchao 0.18.0, prototype/safetensors. Shapes: L matrices, N rows (outputs), K values
+along the contraction.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from numerics.layout import padded_scales
 
@@ -30,14 +33,16 @@ PARTS = {
     **{"weight_scale": "scale", "weight_scale_inv": "scale", "scales": "scale", "scale": "scale"},
     **{"weight_scale_2": "outer", "weight_global_scale": "outer"},
     **{"input_scale": "input", "input_global_scale": "input", "activation_scale": "input"},
+    **{"_weight_qdata": "codes", "_weight_scale": "scale", "_weight_per_tensor_scale": "outer"},
 }
+CODES = {suffix for suffix, part in PARTS.items() if part == "codes"}
 ENCODE = ("weight_global_scale", "input_global_scale")  # what is stored is one over the factor
 _SPLIT = re.compile(rf"(.+?)([._])({'|'.join(sorted(PARTS, key=len, reverse=True))})$")
 PACKED, EIGHT = ("U8", "I8"), ("F8_E4M3", "F8_E5M2")
 POWERS = ("U8", "F8_E8M0")  # E8M0 scales
 BLOCK = {"NVFP4": 16, "MXFP4": 32, "MXFP8": 32}
 DTYPE = {"NVFP4": ("F8_E4M3",), "MXFP4": POWERS, "MXFP8": POWERS, "FP8": (*FLOATS, "F8_E8M0")}
-TILE = (128, 128)
+TILES = ((128, 128), (1, 128), (64, 64), (32, 32), (16, 16), (1, 32), (1, 64))  # of FP8, the usual first
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ def modules_of(entries: dict[str, Entry]) -> tuple[list[Module], list[Entry]]:
             suffixed[found[0]][found[2]] = name
     modules, used = [], set()
     for head, own in suffixed.items():
-        if head in entries and not {"weight", "weight_packed", "blocks"} & set(own):
+        if head in entries and not CODES & set(own):
             own[""] = head  # stacked experts, codes without a suffix
         if "scale" in own and entries[own["scale"]].dtype in FLOATS and not _codes(own, entries):
             continue  # of a norm, or the like
@@ -110,10 +115,10 @@ def _codes(own: dict[str, str], entries: dict[str, Entry]) -> bool:
     return any(entries[n].dtype in (*PACKED, *EIGHT) for s, n in own.items() if PARTS.get(s, "codes") == "codes")
 
 
-def matrix_of(module: Module, scheme: Scheme | None) -> tuple[Matrix | None, list[Finding]]:
+def matrix_of(module: Module, scheme: Scheme | None, metadata: dict[str, str]) -> tuple[Matrix | None, list[Finding]]:
     """How a module lies, and what shapes and dtypes say against it. None where it cannot be read.
 
-    scheme: what the config says of it, or None.
+    scheme: what the config says of it, or None. metadata: of its file, in which torchao says whether it swizzles.
     """
     codes, scale = module.parts.get("codes"), module.parts.get("scale")
     if codes is None or scale is None:
@@ -126,6 +131,8 @@ def matrix_of(module: Module, scheme: Scheme | None) -> tuple[Matrix | None, lis
     found = _laid(module, fmt, (lead, rows, columns), scheme)
     if isinstance(found, Finding):
         return None, [*findings, found]
+    if '"is_swizzled_scales": true' in metadata.get(f"{module.name}.weight", ""):
+        return replace(found, reading="swizzled"), findings
     return found, findings + _reading(found, scheme)
 
 
@@ -170,14 +177,10 @@ def _laid(module: Module, fmt: str, shape: tuple[int, int, int], scheme: Scheme 
     scale = module.parts["scale"]
     if fmt == "FP8":
         return _fp8(module, shape, scheme)
-    blocks = [BLOCK[fmt], *([scheme.group] if scheme and scheme.group else []), 16, 32, 64, 128]
-    for block in dict.fromkeys(blocks):
-        m = Matrix(module, fmt, lead, rows, columns, (1, block))
-        n, k = m.grid
-        if scale.shape[-2:] == (n, k) and scale.numel == lead * n * k:
-            return m
-        if scale.shape[-2:] == (k, n) and scale.numel == lead * n * k:
-            return Matrix(module, fmt, lead, rows, columns, (1, block), "transposed")
+    blocks = dict.fromkeys([BLOCK[fmt], *([scheme.group] if scheme and scheme.group else []), 16, 32, 64, 128])
+    found = _fitting([Matrix(module, fmt, lead, rows, columns, (1, block)) for block in blocks])
+    if found is not None:
+        return found
     m = Matrix(module, fmt, lead, rows, columns, (1, BLOCK[fmt]))
     n, k = m.grid
     padded = padded_scales(n, k)
@@ -198,15 +201,25 @@ def _fp8(module: Module, shape: tuple[int, int, int], scheme: Scheme | None) -> 
     bare = tuple(n for n in scale.shape if n > 1)
     if scale.numel == lead * rows and (bare[-1:] == (rows,) or rows == 1):
         return Matrix(module, "FP8", lead, rows, columns, (1, columns))
-    tiles = [scheme.tile] if scheme and scheme.tile else []
-    for tile in dict.fromkeys([*tiles, TILE, (1, 128), (64, 64), (32, 32), (16, 16), (1, 32), (1, 64)]):
-        m = Matrix(module, "FP8", lead, rows, columns, tile)
-        if scale.shape[-2:] == m.grid and scale.numel == lead * m.grid[0] * m.grid[1]:
-            return m
-        if scale.shape[-2:] == m.grid[::-1] and scale.numel == lead * m.grid[0] * m.grid[1]:
-            return Matrix(module, "FP8", lead, rows, columns, tile, "transposed")
+    tiles = dict.fromkeys([*([scheme.tile] if scheme and scheme.tile else []), *TILES])
+    found = _fitting([Matrix(module, "FP8", lead, rows, columns, tile) for tile in tiles])
+    if found is not None:
+        return found
     text = f"scales have shape {list(scale.shape)}, which is none per tensor, row or tile of {lead * rows} x {columns}"
     return Finding("shape", text, (scale.name, module.parts["codes"].name))
+
+
+def _fitting(candidates: list[Matrix]) -> Matrix | None:
+    """The first whose grid is the scale's shape, else the first whose transposed grid is."""
+    scale = candidates[0].module.parts["scale"]
+    shape = scale.shape
+    if len(shape) == 4 and shape[1] == shape[3] == 1:  # ModelOpt's tiles, with an axis for each of their sides
+        shape = (shape[0], shape[2])
+    for reading, step in (("linear", 1), ("transposed", -1)):
+        for m in candidates:
+            if shape[-2:] == m.grid[::step] and scale.numel == m.lead * m.grid[0] * m.grid[1]:
+                return replace(m, reading=reading)
+    return None
 
 
 def _reading(m: Matrix, scheme: Scheme | None) -> list[Finding]:
@@ -222,7 +235,7 @@ def _reading(m: Matrix, scheme: Scheme | None) -> list[Finding]:
         text = f"{words}, and readers take one row of scales per row of codes"
         faults.append(Finding("scale layout", text, (scale.name,), f"{n} x {k} for the first"))
     usual = BLOCK.get(m.fmt)
-    if usual and m.block[1] != usual:
+    if usual and m.block[1] != usual and not (scheme and scheme.wide):
         text = f"{m.block[1]} values share a scale, where {m.fmt} has blocks of {usual}"
         faults.append(Finding("group size", text, (scale.name,)))
     return faults

@@ -14,7 +14,7 @@ from dataclasses import replace
 from .check_folder_config import JUDGED, Plan
 from .check_folder_files import FLOATS, Entry
 from .check_folder_kin import role
-from .check_folder_parts import BLOCK, Matrix, Module
+from .check_folder_parts import Matrix, Module
 from .check_folder_report import Finding
 from .check_folder_values import beyond
 
@@ -44,8 +44,6 @@ def against_scheme(m: Matrix, plan: Plan) -> list[Finding]:
     if scheme.group and m.block[1] != scheme.group:
         text = f"the config says groups of {scheme.group}, and the tensors have {m.block[1]} values to a scale"
         return [Finding("config", text, (name,))]
-    if m.fmt in BLOCK and scheme.group not in (None, BLOCK[m.fmt]):
-        return [Finding("config", f"the config says groups of {scheme.group}: {m.fmt} has {BLOCK[m.fmt]}", (name,))]
     wanted = replace(m, block=scheme.tile).grid if m.fmt == "FP8" and scheme.tile else m.grid
     if wanted != m.grid:
         text = f"the config says tiles of {list(scheme.tile or ())}, and the scales are those of others"

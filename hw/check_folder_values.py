@@ -114,8 +114,13 @@ def _parts(entry: Entry) -> Iterator[Tensor]:
 
 
 def plain(entry: Entry) -> list[Finding]:
-    """What is wrong with a tensor that is not quantized."""
-    return _nan_bytes(entry)
+    """What is wrong with a tensor that is not quantized: NaN, or a single scale, such as of a cache, that is none."""
+    findings = _nan_bytes(entry)
+    if not findings and entry.name.endswith("_scale") and entry.numel == 1 and entry.dtype in FLOATS:
+        value = float(entry.read().reshape(()))
+        if value <= 0:
+            findings.append(Finding("scales", f"the scale is {value:g}", (entry.name,)))
+    return findings
 
 
 def _scales(m: Matrix, of: int, grid: Tensor, name: str) -> list[Finding]:

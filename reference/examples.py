@@ -81,8 +81,7 @@ class Codec:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """What is no UTF-8 becomes U+FFFD; a token that means nothing is left out."""
-        pieces = (self.alphabet.piece(token) for token in tokens if token < self.alphabet.size and token != self.end)
-        return b"".join(pieces).decode("utf-8", "replace")
+        return self.alphabet.decode(tokens)
 
     def pair(self, prompt: str, completion: str) -> Example:
         """A prompt and what should follow."""

@@ -3,7 +3,8 @@
     config.json             the model as an architecture of `transformers`, see `architectures`
     model.safetensors       its weights
     hf_quant_config.json    for modelopt: which matrices have which format
-    tokenizer.json          the run's tokenizer, if it has one
+    tokenizer.json          the run's tokens, and
+    tokenizer_config.json   the class that AutoTokenizer needs to read them, see `folder_tokens`
 
 Nothing is calibrated: what the recipe quantizes leaves with the codes and scales of the run's own forward, see
 `packed`. Attention, router, embeddings and head, and layers in BF16, are BF16, as the forward reads them; gains of
@@ -33,9 +34,12 @@ from torch import Tensor
 from numerics import BlockTensor
 from numerics.ops import Cast
 
-from .alphabet import Tokens
 from .architectures import Place, library_config, places, zeros
 from .checkpoint import make_folder, write_atomic, write_json
+from .flags import named_flags
+from .folder_config import CONFIG
+from .folder_files import WEIGHTS
+from .folder_tokens import TOKENIZER, TOKENIZER_CONFIG, tokenizer_contents
 from .load import Loaded, load_run
 from .packed import (
     COMPRESSED_TENSORS,
@@ -49,13 +53,12 @@ from .packed import (
     scaled,
     stored,
 )
+from .servers import notices
 
 PROGRAM = "fourbit export"
-CONFIG, WEIGHTS, MODELOPT_CONFIG, TOKENIZER = (
-    *("config.json", "model.safetensors", "hf_quant_config.json"),
-    "tokenizer.json",
-)
-_FILES = (CONFIG, WEIGHTS, MODELOPT_CONFIG, TOKENIZER)  # config.json first: without it the folder is no model
+MODELOPT_CONFIG = "hf_quant_config.json"
+# config.json first: without it the folder is no model
+_FILES = (CONFIG, WEIGHTS, MODELOPT_CONFIG, TOKENIZER, TOKENIZER_CONFIG)
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ class Exported:
     kinds: dict[str, Kind]
 
 
+@named_flags(ExportConfig)
 def main(argv: list[str]) -> int:
     """Run `fourbit export` with `argv`; return the exit code, or raise ValueError in one sentence."""
     config = tyro.cli(ExportConfig, args=argv, prog=PROGRAM)
@@ -98,6 +102,8 @@ def main(argv: list[str]) -> int:
         f"{found.config['model_type']} in {config.out}: step {run.step} of {config.run}, {quantized}"
         f"{_bytes(found, found.tensors) / 1e6:.2f} MB in all"
     )
+    for notice in notices(run.model.config, found.kinds):
+        print(f"notice: {notice}")
     return 0
 
 
@@ -185,8 +191,8 @@ def write(found: Exported, run: Loaded, out: Path) -> None:
     write_atomic(out / WEIGHTS, contents)
     if found.modelopt is not None:
         write_json(out / MODELOPT_CONFIG, found.modelopt)
-    if isinstance(run.alphabet, Tokens):
-        write_atomic(out / TOKENIZER, run.alphabet.tokenizer.contents)
+    for name, data in tokenizer_contents(run.alphabet, run.config.model.sequence).items():
+        write_atomic(out / name, data)
     write_json(out / CONFIG, found.config)
 
 

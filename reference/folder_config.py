@@ -97,16 +97,21 @@ def sizes_of(folder: Path) -> dict[str, Any]:
     return described(folder).decided
 
 
+def configuration(folder: Path) -> dict[str, Any]:
+    """The contents of config.json. Raises ValueError if there is none, or it is damaged."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ValueError(f"init_from {str(folder)!r} has no config.json; name a folder of the library transformers")
+    return read_json(path, "model_type")
+
+
 def described(folder: Path) -> Described:
     """Read config.json.
 
     Raises:
         ValueError: no such folder, an architecture that is not known, or a field whose value our model has not.
     """
-    path = folder / CONFIG
-    if not path.is_file():
-        raise ValueError(f"init_from {str(folder)!r} has no config.json; name a folder of the library transformers")
-    config = read_json(path, "model_type")
+    path, config = folder / CONFIG, configuration(folder)
     found = ARCHITECTURES.get(config["model_type"]) if isinstance(config["model_type"], str) else None
     if found is None:
         raise ValueError(

@@ -39,6 +39,7 @@ from .command_line import Arguments, command_of, exact, parse
 from .config import THRESHOLDS, TrainConfig, check
 from .data import Corpus, load_corpus, require_sequences, require_vocabulary
 from .flags import named_flags
+from .folder_tokens import require_tokens
 from .guard import Guard, digest, reference_losses
 from .interrupts import Interrupts, interruptible, saved
 from .lengthen import lengthen
@@ -191,6 +192,7 @@ def _train(
         require_tensorboard(config.tensorboard)
     if config.wandb is not None:
         require_wandb(config.wandb)
+    require_tokens(config)
     corpus = corpus_of(config)
     if ranks is not None:
         check_same(ranks.gather({"data.sha256": corpus.digest[:12]}))
