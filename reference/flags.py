@@ -18,7 +18,11 @@ import typing
 from collections.abc import Iterator
 
 # the word before a name that can be an ordinary word too
-_BEFORE = "use|give|another|lower|longer|smaller|larger|narrower|more|less|fewer|of|divides|with|without|at|or"
+_BEFORE = (
+    "use|give|another|lower|longer|smaller|larger|narrower|more|less|fewer|multiple of|divisor of|divides|with|without"
+    "|at|or"
+)
+_WORDS = ("step",)  # such as "the checkpoint of step 9": flags at the beginning alone
 
 
 @contextlib.contextmanager
@@ -55,11 +59,12 @@ def in_flags(message: str, config: type, others: dict[str, str] | None = None) -
 def _patterns(flags: dict[str, str], choices: list[str]) -> list[str]:
     """Where names stand that are to be flags, each with what is `before` it."""
     names = sorted(flags, key=len, reverse=True)
-    plain, odd = ("|".join(map(re.escape, found)) for found in (names, [n for n in names if "_" in n or "." in n]))
+    kinds = names, [n for n in names if n not in _WORDS], [n for n in names if "_" in n or "." in n]
+    first, plain, odd = ("|".join(map(re.escape, found)) for found in kinds)
     alone = r"(?<![\w./-])(?P<name>{})(?![\w./-])"
     values = "|".join(map(re.escape, choices)) or "None"
     return [
-        rf"^(?P<before>)(?P<name>{plain})(?=[ =:,])",
+        rf"^(?P<before>)(?P<name>{first})(?=[ =:,])",
         rf"(?P<before>){alone.format(odd or '(?!)')}",
         rf"(?P<before>)(?<!\d ){alone.format(plain)}(?=[ =](?:\d|\0|None\b|(?:{values})\b)| \([^()]* there, )",
         rf"\b(?P<before>(?:{_BEFORE}) ){alone.format(plain)}",

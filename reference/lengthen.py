@@ -4,8 +4,8 @@ The steps that a checkpoint stands for must be those of the longer run, bit for 
 recipes of its layers, and the calendar of `oscillation`. Under wsd that is every step before the decay, which moves to
 the new end; with min_lr_ratio 1, where the rate never falls, every step. Under cosine it is the warm-up alone.
 
-The run goes on from its newest such checkpoint. What it did after it, the decay, is undone: its checkpoints are deleted
-and its lines of the log are taken again.
+The run goes on from its newest checkpoint, under wsd from the newest one before the decay. The decay is undone: its
+checkpoints are deleted and its lines of the log are taken again. Nothing else is ever undone.
 """
 
 from __future__ import annotations
@@ -29,18 +29,21 @@ def lengthen(config: TrainConfig, before: int, way: str) -> None:
         ValueError: fewer steps, or no checkpoint that stands for steps of the longer run; nothing was changed.
     """
     out, steps = str(config.out), config.steps
+    if not checkpoint.steps(config.out):
+        return  # nothing was done that counts
     if steps < before:
         raise ValueError(
             f"out {out!r} holds a run of {before} steps, which cannot become {steps}; use steps {before}, or another "
             "out"
         )
-    same = _same(config, dataclasses.replace(config, steps=before))
-    kept = [step for step in checkpoint.steps(config.out) if step <= same]
-    if not kept:
-        why = f"from step {same + 1} on it differs from one of {steps}" if same < before else "nothing of it is left"
+    shorter = dataclasses.replace(config, steps=before)
+    same, stable = _same(config, shorter), before if shorter.stable_steps is None else shorter.stable_steps
+    kept = [step for step in checkpoint.steps(config.out) if step <= stable]
+    if not kept or kept[-1] > same:
+        newest = f"it has no checkpoint up to step {stable}" if not kept else f"its checkpoint is of step {kept[-1]}"
         raise ValueError(
-            f"out {out!r} holds a run of {before} steps, which cannot be lengthened to {steps}: {why}, and it has no "
-            f"checkpoint from before; {way}"
+            f"out {out!r} holds a run of {before} steps, which cannot be lengthened to {steps}: it differs from one of "
+            f"{steps} from step {same + 1} on, and {newest}; {way}"
         )
     later = [step for step in checkpoint.steps(config.out) if step > kept[-1]]
     for step in reversed(later):

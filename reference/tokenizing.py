@@ -260,5 +260,5 @@ def main(argv: list[str]) -> int:
         for part in PARTS
     )
     print(f"{config.out} {done}: vocabulary {index.vocab}, {index.dtype}; {parts}")
-    print(f"train on it with --data {config.out} --model.vocab {index.vocab}")
+    print(f"train on it with --data {config.out}")
     return 0

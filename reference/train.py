@@ -164,7 +164,11 @@ def train(
         OSError: the disk refuses.
         SystemExit: on several ranks, instead of any of these: one of them has told it.
     """
-    with shared_fate(config.timeout) as watch, interruptible(config.out, watch is None) as interrupts:
+    with contextlib.ExitStack() as stack:
+        watch = stack.enter_context(shared_fate(config.timeout))
+        if watch is not None:  # the watch prints errors itself, and torchrun starts commands
+            stack.enter_context(named_flags(Arguments))
+        interrupts = stack.enter_context(interruptible(config.out, watch is None))
         check(config)
         identity = identity_of(config, ops, None) if config.monitor_reference is None else {}
         # all fields: what decides no bit may decide who waits for whom
