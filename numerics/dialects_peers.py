@@ -195,6 +195,7 @@ def _quartet_triton(name: str, bound: float, steps: Callable[..., Steps], choice
         "decode",
         partial(orders.two_divisions, bound=bound),
         defined_nan=False,
+        rounding="ties away from zero",
     )
 
 
@@ -221,6 +222,7 @@ QUARTET = (
         "decode",
         orders.quartet_factor,
         defined_nan=False,
+        rounding="ties toward +infinity",
     ),
 )
 TETRAJET_V2 = Dialect(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -30,6 +31,7 @@ _CAST = "ties to even, -0 becomes +0"
 _HARDWARE = "hardware cast: ties to even, -0 kept, NaN 7"
 _INF = "an infinity makes S_enc 1, its block's scale 448 and its own code 7"
 _POISON = "a NaN makes every scale NaN, every code 0; " + _INF
+_ROW_POISON = "a NaN makes every scale of its row NaN, every code 0; " + _INF
 _PASSED_OVER = "amax passes over NaN, whose code is 7; " + _INF
 _READ = "the kernel was read, not run"
 _CAPPED = "x * min(1 / (s * (1 / S_enc)), FLT_MAX)"
@@ -122,11 +124,23 @@ APP_B = Dialect(
 )
 
 
-def _four_over_six(name: str, bound: float, measure: Callable[[Tensor], Tensor], words: str) -> Dialect:
-    outer_max = 6 * bound
+TE_ROW = replace(
+    TE,
+    name="te_row",
+    source=_REFERENCE + ", row_scaled_nvfp4",
+    formats=NVFP4,
+    prose=replace(TE.prose, outer=_AMAX.replace("the tensor's amax", "each row's amax"), nonfinite=_ROW_POISON),
+    rows=True,
+)
+
+
+def _four_over_six(name: str, bound: float, measure: Callable[[Tensor], Tensor], words: str, fast: bool) -> Dialect:
+    outer_max, scored = 6 * bound, "q * s (FP16) with x * S_enc" if fast else f"((q * s) * A) / {6 * bound:g} with x"
     return Dialect(
         name,
-        _REFERENCE + ", nvfp4_use_4over6; common/cast/nvfp4/quantize_4over6_nvfp4.cuh",
+        _REFERENCE
+        + f", nvfp4_use_4over6{', nvfp4_4over6_err_use_fast_math' if fast else ''}; "
+        + "common/cast/nvfp4/quantize_4over6_nvfp4.cuh",
         TILED,
         Prose(
             f"the tensor's amax A itself; S_enc = min({outer_max:g} / A, FLT_MAX)",
@@ -134,23 +148,27 @@ def _four_over_six(name: str, bound: float, measure: Callable[[Tensor], Tensor],
             _UNDERFLOW,
             f"{_CAPPED}, cast by comparisons: {_CAST}",
             _POISON,
-            f"q * ((s * A) * fl(1/{outer_max:g})); the choice compares ((q * s) * A) / {outer_max:g} with x",
+            f"q * ((s * A) * fl(1/{outer_max:g})); the choice compares {scored}",
         ),
-        plain(partial(nv.te_46, bound=bound, measure=measure)),
+        plain(partial(nv.te_46_fast if fast else nv.te_46, bound=bound, measure=measure)),
         te_order_256 if bound == 256 else te_order,
         "amax",
         the_amax,
     )
 
 
+_MAE = "errors, from the first value to the last"
+_MSE = "squared errors, from the first value to the last"
 FAMILY: tuple[Dialect, ...] = (
     TE,
     TE_KERNEL,
     TE_BEFORE,
     TE_BEFORE_TRANSPOSE,
+    TE_ROW,
     APP_B,
-    _four_over_six("te_46", 256.0, torch.abs, "errors, from the first value to the last (the default, MAE)"),
-    _four_over_six("te_46_mse", 256.0, square, "squared errors, from the first value to the last"),
-    _four_over_six("te_46_448", 448.0, torch.abs, "errors, from the first value to the last"),
-    _four_over_six("te_46_mse_448", 448.0, square, "squared errors, from the first value to the last"),
+    _four_over_six("te_46", 256.0, torch.abs, _MAE + " (the default, MAE)", False),
+    _four_over_six("te_46_mse", 256.0, square, _MSE, False),
+    _four_over_six("te_46_448", 448.0, torch.abs, _MAE, False),
+    _four_over_six("te_46_mse_448", 448.0, square, _MSE, False),
+    _four_over_six("te_46_fast", 256.0, torch.abs, _MAE, True),
 )

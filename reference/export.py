@@ -37,7 +37,7 @@ from numerics.ops import Cast
 from .architectures import Place, library_config, places, zeros
 from .checkpoint import make_folder, write_atomic, write_json
 from .flags import named_flags
-from .folder_config import CONFIG
+from .folder_config import CONFIG, MODELOPT_CONFIG
 from .folder_files import WEIGHTS
 from .folder_tokens import TOKENIZER, TOKENIZER_CONFIG, tokenizer_contents
 from .load import Loaded, load_run
@@ -56,7 +56,6 @@ from .packed import (
 from .servers import notices
 
 PROGRAM = "fourbit export"
-MODELOPT_CONFIG = "hf_quant_config.json"
 # config.json first: without it the folder is no model
 _FILES = (CONFIG, WEIGHTS, MODELOPT_CONFIG, TOKENIZER, TOKENIZER_CONFIG)
 

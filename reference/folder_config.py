@@ -17,12 +17,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .architectures import ARCHITECTURES, ROPE_BASE, Architecture, architecture_of
 from .checkpoint import read_json
 from .packed import COMPRESSED_TENSORS, MODELOPT
 from .sizes import ModelConfig
 
-CONFIG = "config.json"
+CONFIG, MODELOPT_CONFIG = "config.json", "hf_quant_config.json"
 # fields of ModelConfig that are decided by the training, not by the weights
 _TRAINING = ("sequence", "balance", "bias_speed")
 # names of the number of experts: the architecture's own, and one that the library takes for it
@@ -80,11 +82,14 @@ _ROPE = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 @dataclass(frozen=True)
 class Described:
     """What a folder's config.json says. sizes: of the model, those of the training at their defaults. tied: whether the
-    head is the embedding. biases: whether q, k and v have biases."""
+    head is the embedding. biases: whether q, k and v have biases. packed: whether matrices are quantized. largest: the
+    largest value of the dtype that the library loads it in."""
 
     sizes: ModelConfig
     tied: bool
     biases: bool
+    packed: bool
+    largest: float
 
     @property
     def decided(self) -> dict[str, Any]:
@@ -125,13 +130,15 @@ def described(folder: Path) -> Described:
         _require_same(config, found, sizes)
         _require_known(config, found)
         _require_readable(config.get("quantization_config", {}))
+        largest = _largest(config.get("dtype", config.get("torch_dtype", "float32")))
     except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         told = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{str(path)!r} is damaged, or of another version: {told}; restore it") from None
     except ValueError as error:
         raise ValueError(f"{str(path)!r}: {error}") from None
     biases = found.kind == "qwen2_moe" and config.get("qkv_bias", True)
-    return Described(sizes, bool(config.get("tie_word_embeddings", False)), bool(biases))
+    packed = bool(config.get("quantization_config")) or (folder / MODELOPT_CONFIG).exists()
+    return Described(sizes, bool(config.get("tie_word_embeddings", False)), bool(biases), packed, largest)
 
 
 def _sizes(config: dict[str, Any], found: Architecture) -> ModelConfig:
@@ -258,6 +265,14 @@ def _require_readable(quantization: dict[str, Any]) -> None:
             raise ValueError(
                 f"quantization_config.{name} is {value!r}, and fourbit reads {known}; use a folder of BF16 weights"
             )
+
+
+def _largest(dtype: Any) -> float:
+    """Of a dtype by its name. Raises ValueError for one that weights are not loaded in."""
+    names = {str(kind).removeprefix("torch."): kind for kind in (torch.bfloat16, torch.float16, torch.float32)}
+    if dtype not in names:
+        raise ValueError(f"dtype is {dtype!r}; use {', '.join(names)}")
+    return torch.finfo(names[dtype]).max
 
 
 # rotations of weights and activations; matrices of which zeros are left out

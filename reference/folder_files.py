@@ -24,6 +24,7 @@ from numerics.layout import unpack_nibbles
 
 from .architectures import Place
 from .checkpoint import read_json
+from .folder_config import Described
 from .masters import masters
 from .packed import MXFP4, MXFP8, NVFP4, Matrix
 
@@ -70,12 +71,11 @@ def files_of(folder: Path) -> list[Path]:
 class Files:
     """Tensors of a folder by name, and which of them have been read.
 
-    Args: folder: with weights. block: what the architecture calls a layer's experts. tied: whether the head may be the
-        embedding.
+    Args: folder: with weights. block: what the architecture calls a layer's experts. said: what config.json says.
     """
 
-    def __init__(self, folder: Path, block: str, tied: bool) -> None:
-        self._told, self._tied, self._read = f"{str(folder)!r}", tied, set[str]()
+    def __init__(self, folder: Path, block: str, said: Described) -> None:
+        self._told, self._said, self._read, self._packs = f"{str(folder)!r}", said, set[str](), False
         self._of: dict[str, tuple[Path, str]] = {}  # file, and the name there
         paths = files_of(folder)
         found = [(path, name) for path in paths for name in names_of(path)]
@@ -125,13 +125,15 @@ class Files:
         elif name not in self._of and (stack := _stack(place)) in self._of:
             values = self._slice(stack, place, shape, experts)
         else:
-            values = self.tensor(_EMBED if self._tied and name == _HEAD and name not in self._of else name)
+            values = self.tensor(_EMBED if self._said.tied and name == _HEAD and name not in self._of else name)
         if values.dtype not in _FLOATS:
             raise ValueError(f"{name} of {self._told} is {values.dtype}; it needs BF16, FP16 or FP32")
         if tuple(values.shape) != shape:
             raise ValueError(f"{name} of {self._told} is {tuple(values.shape)}, not {shape}; restore it")
         if not bool(values.isfinite().all()):
             raise ValueError(f"{name} of {self._told} has a NaN or an infinity; use another folder")
+        if values.numel() and (most := float(values.abs().max())) > self._said.largest:
+            raise ValueError(f"{name} of {self._told} has {most:g}, beyond the dtype of config.json; correct the dtype")
         factor = torch.full((), place.factor)
         return values.to(torch.float32) / factor, outer / place.factor
 
@@ -151,6 +153,7 @@ class Files:
 
     def _packed(self, module: str) -> Matrix:
         """A packed matrix. Raises ValueError for a format that is not known, and for a lost or a spare part."""
+        self._packs = True
         parts = {name: self.tensor(f"{module}.{name}") for name in _PARTS if f"{module}.{name}" in self._of}
         told, scales = f"{module} of {self._told}", parts["weight_scale"]
         for pair in (("weight", "weight_packed"), ("weight_scale_2", "weight_global_scale")):
@@ -178,7 +181,7 @@ class Files:
 
     def require_equal_if_tied(self) -> None:
         """Raises ValueError for a head that is tied to the embedding and differs from it: tools take either."""
-        if self._tied and _HEAD in self._of and not torch.equal(self.tensor(_HEAD), self.tensor(_EMBED)):
+        if self._said.tied and _HEAD in self._of and not torch.equal(self.tensor(_HEAD), self.tensor(_EMBED)):
             raise ValueError(
                 f"{_HEAD} of {self._told} is not the embedding, and tie_word_embeddings is true; make that false, or "
                 f"take {_HEAD} out"
@@ -190,6 +193,9 @@ class Files:
         for name, lacks in zero.items():
             if bool(self.tensor(name).any()):
                 raise ValueError(f"{name} of {self._told} is not zero: our {lacks}")
+        if self._packs != self._said.packed:
+            what = "packed matrices and no" if self._packs else "no packed matrix and a"
+            raise ValueError(f"init_from {self._told} has {what} quantization_config; correct config.json")
         odd = sorted(name for name in set(self._of) - self._read if not name.endswith(_UNREAD))
         if odd:
             more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""

@@ -49,7 +49,7 @@ def initialize(model: nn.Module, sizes: ModelConfig, folder: Path) -> None:
             raise ValueError(
                 f"model.{name} {getattr(sizes, name)}: init_from {str(folder)!r} has {value}; leave it out"
             )
-    files = Files(folder, architecture_of(sizes).block, found.tied)
+    files = Files(folder, architecture_of(sizes).block, found)
     files.require_equal_if_tied()
     state = model.state_dict()
     outers: dict[tuple[str, int | None], set[float]] = {}

@@ -7,7 +7,6 @@ Oracle: the library itself, which loads the folder in FP32. Ours rounds to BF16:
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,9 +43,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(folders: Path, kind: str, fields: dict[str, Any], folder: Path) -> Path:
-    """A copy of the folder of a kind, with other fields in its config.json; ABSENT takes one out."""
-    shutil.copytree(folders / kind, folder)
-    config = json.loads((folder / "config.json").read_bytes()) | fields
+    """The folder of a kind, with other fields in its config.json; ABSENT takes one out."""
+    folder.mkdir()
+    for path in (folders / kind).iterdir():
+        (folder / path.name).hardlink_to(path)
+    (folder / "config.json").unlink()
+    config = json.loads((folders / kind / "config.json").read_bytes()) | fields
     found = {name: value for name, value in config.items() if value is not ABSENT}
     (folder / "config.json").write_text(json.dumps(found))
     return folder
@@ -133,6 +135,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"quantization_config": {"transform_config": {"R1": {}}}},
         "quantization_config.transform_config is {'R1",
     ),
+    ("mixtral", {"dtype": "float8_e4m3fn"}, "dtype is 'float8_e4m3fn'; use bfloat16, float16, float32"),
     ("mixtral", {"model_type": ["mixtral"]}, "architecture ['mixtral'] is unknown"),
 ]
 
@@ -160,6 +163,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def stored(tensors: Tensors, path: Path) -> None:
+    path.unlink(missing_ok=True)  # it may be linked
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
 
 
@@ -198,8 +202,7 @@ def prefixless(folder: Path, tensors: Tensors) -> None:
 
 def tied(folder: Path, tensors: Tensors) -> None:
     stored(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, folder / "model.safetensors")
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"tie_word_embeddings": True}))
+    describe(folder, tie_word_embeddings=True)
 
 
 def stale_index(folder: Path, tensors: Tensors) -> None:
@@ -282,6 +285,23 @@ def biased(folder: Path, tensors: Tensors) -> None:
     stored(tensors, folder / "model.safetensors")
 
 
+def large(folder: Path, tensors: Tensors) -> None:
+    """More than the dtype holds in which the library loads it."""
+    tensors["model.norm.weight"][5] = 7e4
+    stored(tensors, folder / "model.safetensors")
+    describe(folder, dtype=None, torch_dtype="float16")
+
+
+def quantized(folder: Path, tensors: Tensors) -> None:
+    """A configuration that was left when the weights were decompressed."""
+    describe(folder, quantization_config={"quant_method": "compressed-tensors", "config_groups": {}})
+
+
+def describe(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | fields))
+
+
 def unbiased(folder: Path, tensors: Tensors) -> None:
     stored({name: t for name, t in tensors.items() if "v_proj.bias" not in name}, folder / "model.safetensors")
 
@@ -299,6 +319,8 @@ def unbiased(folder: Path, tensors: Tensors) -> None:
         (untied, "is not the embedding, and tie_word_embeddings is true; make that false, or take lm_head.weight out"),
         (short_stack, "model.layers.2.mlp.experts.down_proj of '{}' is (3, 64, 32), not (4, 64, 32); restore it"),
         (biased, "model.layers.2.self_attn.k_proj.bias of '{}' is not zero: our attention has no biases"),
+        (large, "model.norm.weight of '{}' has 70000, beyond the dtype of config.json; correct the dtype"),
+        (quantized, "has no packed matrix and a quantization_config; correct config.json"),
         (unbiased, "has no model.layers.0.self_attn.v_proj.bias; restore it"),
     ],
     ids=lambda x: "" if isinstance(x, str) else x.__name__,
@@ -341,3 +363,14 @@ def test_packed_weights_that_are_damaged_are_refused(
     stored(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=re.escape(told.format(tmp_path))):
         initialize(Transformer(run.model.config, run.model.recipe, ops, 0), run.model.config, tmp_path)
+
+
+def test_packed_weights_that_the_configuration_hides_are_refused(tmp_path: Path) -> None:
+    run = loaded("fourbit", MODELS["mixtral"])
+    write(export(run, "modelopt"), run, tmp_path)
+    model = Transformer(run.model.config, run.model.recipe, ops, 0)
+    describe(tmp_path, quantization_config=None)
+    initialize(model, run.model.config, tmp_path)  # hf_quant_config.json says it too
+    (tmp_path / "hf_quant_config.json").unlink()
+    with pytest.raises(ValueError, match="has packed matrices and no quantization_config; correct"):
+        initialize(model, run.model.config, tmp_path)
