@@ -110,8 +110,8 @@ def test_a_write_that_the_system_stops_keeps_the_checkpoint_before(tmp_path: Pat
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2)),
     )
     begun, told = done.stderr.splitlines()  # one sentence each
-    assert done.returncode == 2 and begun.endswith("goes on after step 2 of 6") and "error: " in told
-    assert done.stderr.startswith(f"fourbit: error: File too large: {folder / 'checkpoint-00000004.safetensors'}; ")
+    assert done.returncode == 2 and begun.endswith("goes on after step 2 of 6")
+    assert told.startswith(f"fourbit: error: File too large: {folder / 'checkpoint-00000004.safetensors'}; ")
     assert_goes_on(folder, words)
 
 
@@ -128,8 +128,8 @@ def test_a_log_that_the_system_stops_is_named_and_cut(tmp_path: Path, words: lis
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
     )
     begun, told = done.stderr.splitlines()  # one sentence each
-    assert done.returncode == 2 and begun.endswith("goes on after step 2 of 6") and "error: " in told
-    assert done.stderr.startswith(f"fourbit: error: File too large: {folder / 'log.jsonl'}; ")
+    assert done.returncode == 2 and begun.endswith("goes on after step 2 of 6")
+    assert told.startswith(f"fourbit: error: File too large: {folder / 'log.jsonl'}; ")
     assert_goes_on(folder, words)
 
 

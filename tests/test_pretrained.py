@@ -153,7 +153,7 @@ def test_sizes_that_contradict_the_folder_are_refused(
     assert fourbit.main(["train", *arguments(tmp_path, folder, "--model.expert-dim", "64")]) == 2
     assert f"--model.expert-dim 64: --init-from {str(folder)!r} has 32; leave it out" in capsys.readouterr().err
     assert fourbit.main(["train", *arguments(tmp_path, folder, "--dial", "6")]) == 2
-    assert f"dial 6 and init_from {str(folder)!r} both give sizes; leave one out" in capsys.readouterr().err
+    assert f"--dial 6 and --init-from {str(folder)!r} both give sizes; leave one out" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
