@@ -32,6 +32,7 @@ from .dialects_layout import scale_values
 from .folding import partner
 from .formats import E4M3, Format
 from .partition import Partition
+from .subnormals import kept
 
 # how a dialect rounds an element between two codes: to the nearer one, with ties as named, or to the smaller magnitude
 ROUNDINGS = ("ties to even", "ties away from zero", "ties toward +infinity", "ties toward zero", "truncated")
@@ -150,6 +151,7 @@ class Dialect:
         where, _, version = re.split("[,;:]", self.source)[0].partition(" ")
         return where, version
 
+    @kept
     def quantize(self, x: Any, fmt: Any = None, axis: int = -1, outer: Any = None) -> Quantized:
         """The bytes that this quantizer makes of `x`.
 
@@ -179,6 +181,7 @@ class Dialect:
         stored = None if self.outer_of is None else unfolded_outer(factor.stored, axis, layout.block, self.run)
         return Quantized(folding.unfold(steps.codes), folding.scales(steps.scales), stored, layout.name, axis)
 
+    @kept
     def dequantize(self, q: Quantized) -> Tensor:
         """Values of what `quantize` made, float32, the shape of its codes, in this quantizer's order of products."""
         layout = LAYOUTS[q.fmt]

@@ -365,6 +365,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return train(real(tmp_path_factory.mktemp("uninterrupted")), ops)
 
 
+@pytest.mark.exhaustive
 def test_a_run_killed_at_random_moments_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path: Path) -> None:
     config, ends = dataclasses.replace(real(tmp_path / "run"), steps=30), []  # not at its end before it is killed
     for _ in range(2):
@@ -384,7 +385,14 @@ def test_a_run_killed_at_random_moments_ends_bit_for_bit_like_an_uninterrupted_o
     assert_same_run(tmp_path / "whole", config.out)
 
 
-@pytest.mark.parametrize(("point", "resumes"), [("half-written", 2), ("written", 2), ("replaced", 4)])
+@pytest.mark.parametrize(
+    ("point", "resumes"),
+    [
+        ("half-written", 2),
+        pytest.param("written", 2, marks=pytest.mark.exhaustive),
+        pytest.param("replaced", 4, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_kill_during_a_save_loses_nothing_that_was_saved(
     tmp_path: Path, uninterrupted: Result, point: str, resumes: int
 ) -> None:
