@@ -12,6 +12,7 @@ close to it, `check` takes the one that leaves the fewest bytes unexplained.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -109,16 +110,25 @@ def cases(dump: Dump, formats: tuple[str, ...] | None, axis: int) -> list[Case]:
     found.sort(key=lambda case: case.error)  # equal ones stay in order, the usual first
     least, sound = found[0].error, [case for case in found if not case.faults]
     if least > UNLIKE:
-        first: dict[str, Case] = {}
-        for case in sound:  # the first of each format
-            first.setdefault(case.layout.name, case)
-        return list(first.values()) or found[:1]
+        lowest = {case.layout.name: case.error for case in reversed(sound)}  # of each format
+        return _some([case for case in sound if case.error <= lowest[case.layout.name] + 1e-9]) or found[:1]
     partly = found[0].unread > 0  # then one that reads all bytes is a rival as long as it is like x
     bar = RIVAL * least + 1e-9
     rivals = [case for case in sound if case.error <= (UNLIKE if partly and not case.unread else bar)]
     close = [case for case in found if case.error <= CLOSE * least + 1e-9 and case.faults]
     best = sorted([*rivals, *close], key=lambda case: (len(case.faults), case.unread > 0))
-    return [case for i, case in enumerate(best) if sum(c.layout is case.layout for c in best[:i]) < EACH]
+    return _some(best)
+
+
+def _some(readings: list[Case]) -> list[Case]:
+    """The first few of each format."""
+    seen = Counter[str]()
+    found = []
+    for case in readings:
+        seen[case.layout.name] += 1
+        if seen[case.layout.name] <= EACH:
+            found.append(case)
+    return found
 
 
 def _layouts(formats: tuple[str, ...] | None) -> list[Layout]:
@@ -261,8 +271,8 @@ def _error(x: Tensor, codes: Tensor, scales: Tensor, layout: Layout) -> float:
     x, codes, scales = x[rows], codes[rows], scales[rows // layout.tile]
     value = nm.decode(codes, layout.element).to(torch.float64)
     value = value * scale_values(scales, layout.scale).to(torch.float64).repeat_interleave(layout.block, -1)
-    usable = torch.isfinite(x) & torch.isfinite(value)
-    x, value = (torch.where(usable, t.to(torch.float64), 0.0) for t in (x, value))
+    value = torch.where(torch.isfinite(x) & torch.isfinite(value), value, 0.0)  # NaN of a finite x is not like it
+    x = torch.where(torch.isfinite(x), x.to(torch.float64), 0.0)
     largest = x.abs().amax(-1, keepdim=True)
     x = x / torch.where(largest > 0, largest, 1.0)
     dot, norms = (x * value).sum(-1), x.square().sum(-1) * value.square().sum(-1)

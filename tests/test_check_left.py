@@ -203,7 +203,11 @@ SHARED = {
     "a row": (uniform(32, 1).expand(32, 128), "one random word serves each run of 128 values"),
     "antithetic": (
         torch.stack([HALVES, 1 - HALVES], -1).flatten(-2),
-        "the random words of values 1 apart are opposite",
+        "the random words of values 1 apart are correlated",
+    ),
+    "some of a column": (
+        uniform(2, 128).repeat_interleave(16, 0),
+        "the random words of values 128 apart are correlated",
     ),
     "one": (torch.full((32, 128), 0.4), "codes go to the farther neighbour from 0.400 of the way on"),
 }
