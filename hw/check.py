@@ -29,9 +29,11 @@ from numerics.near import did_you_mean
 from numerics.scales import DIALECTS, Identification
 
 from .check_case import UNLIKE, Case, cases
-from .check_codes import CodeLaw, code_laws, other_signs, tie_distance
+from .check_codes import CodeLaw, code_laws
+from .check_differ import codes_words, scales_words
 from .check_dump import Dump, dump_of, read
-from .check_laws import Folded, ScaleLaw, not_finite, scale_laws, shortlist
+from .check_folded import Folded
+from .check_laws import ScaleLaw, not_finite, scale_laws
 from .check_products import judge_product
 from .check_report import Report
 from .check_values import judge_outer, judge_values
@@ -177,7 +179,7 @@ def _judge(case: Case, outer: Tensor | None, contract: str | None) -> _Judged:
         return judged
     folded = Folded.of(case, outer)
     asked = [verdict.dialect for verdict in found if contract == verdict.dialect.name]
-    laws = scale_laws(folded, asked or shortlist(folded, found))
+    laws = scale_laws(folded, asked or [verdict.dialect for verdict in found])
     few = []
     for law in laws[:3]:
         few.append((law, code_laws(folded, law)[0]))
@@ -241,39 +243,25 @@ def _laws(j: _Judged) -> tuple[list[str], list[str]]:
     """(facts, faults) of bytes that no dialect makes."""
     assert j.scales is not None and j.codes is not None
     facts, faults, n = [], [], f"{j.found.scales:,}"
-    scales, codes = j.scales, j.codes
+    scales, codes, folded = j.scales, j.codes, Folded.of(j.case, j.outer)
     whose = f"scales: those of {scales.dialect.name}"
-    if scales.count == 0 and scales.fault is None:
+    if scales.fault is not None:
+        faults.append(f"{scales.fault} (dialect {scales.dialect.name})")
+    elif scales.count == 0:
         facts.append(f"{whose}, every one of {n}")
-    elif scales.fault is not None:
-        faults.append(f"{scales.fault} (dialect {scales.dialect.name}" + _but(scales.count, n) + ")")
     else:
-        faults.append(f"{whose} are the nearest; {scales.count:,} of {n} differ")
+        under = f", {scales.under}," * bool(scales.under)
+        faults.append(f"{whose}{under} are the nearest; {scales.count:,} of {n} differ{scales_words(folded, scales)}")
     total = f"{int(j.case.real.sum()) * j.case.x[..., 0].numel():,}"
     if codes.fault is not None:
-        faults.append(codes.fault + (f" (all but {codes.count:,} of {total})" if codes.count else ""))
+        faults.append(codes.fault)
     elif codes.count == 0:
         facts.append(f"codes: {codes.words}, every one of {total}")
     else:
-        faults.append(f"codes: {codes.words} is the nearest law; {codes.count:,} of {total} differ{_how(j)}")
-    faults += not_finite(Folded.of(j.case, j.outer), scales)
+        what = codes_words(folded, scales, codes)
+        faults.append(f"codes: {codes.words} is the nearest law; {codes.count:,} of {total} differ{what}")
+    faults += not_finite(folded, scales)
     return facts, faults
-
-
-def _but(count: int, n: str) -> str:
-    return f"; all but {count:,} of {n}" if count else ""
-
-
-def _how(j: _Judged) -> str:
-    """What the codes that differ have in common."""
-    assert j.scales is not None and j.codes is not None
-    folded = Folded.of(j.case, j.outer)
-    if other_signs(folded, j.scales, j.codes.wrong):
-        return ", all of them zeros: their sign is lost"
-    distance = tie_distance(folded, j.scales, j.codes.wrong)
-    if distance < 2.0**-16:
-        return f", all within {distance:.1e} of a tie: an approximate division, or another order of operations"
-    return ""
 
 
 def _first(j: _Judged, names: tuple[str, ...]) -> str:

@@ -40,6 +40,7 @@ class Case:
         x: what was quantized, blocks along its last axis, padded to whole blocks of every group; codes: of its shape;
             scales: one per block. real: which places along the last axis are values.
         words: how it was read. faults: what is wrong with lying or being cut so. error: see above.
+        before: like x, before a Hadamard transform; None without one. dtypes: of all floating-point tensors of the dump.
     """
 
     layout: Layout
@@ -50,6 +51,8 @@ class Case:
     words: tuple[str, ...]
     faults: tuple[str, ...]
     error: float
+    before: Tensor | None = None
+    dtypes: frozenset[torch.dtype] = frozenset()
 
     @property
     def scale_format(self) -> nm.Format:
@@ -107,6 +110,7 @@ def _of_layout(dump: Dump, layout: Layout, x: Tensor, named: bool) -> Iterator[C
             continue
         real = partition.split(torch.ones(x.shape[-1]), layout.block).flatten() > 0
         whole = partition.split(rotated, layout.block).flatten(-2)
+        before = None if rotated is x else partition.split(x, layout.block).flatten(-2)
         for c, s in product(codes, scales):
             spread = partition.split(c.tensor, layout.block).flatten(-2)
             stale = f"stale padding: {c.stale:,} bytes around the codes are not zero" if c.stale else None
@@ -123,6 +127,8 @@ def _of_layout(dump: Dump, layout: Layout, x: Tensor, named: bool) -> Iterator[C
                 tuple(w for w in words if w),
                 tuple(f for f in faults if f),
                 error,
+                before,
+                frozenset(t.dtype for t in dump.tensors.values() if t.is_floating_point()),
             )
 
 

@@ -13,7 +13,8 @@ from numerics.scales import DIALECTS, Identification
 
 from .check_case import Case
 from .check_dump import Dump
-from .check_laws import LOST, UNRELATED, Folded, direction
+from .check_folded import Folded
+from .check_laws import LOST, UNRELATED, direction
 
 
 def judge_outer(found: Identification, case: Case, outer: Tensor | None) -> tuple[list[str], list[str]]:

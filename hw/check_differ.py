@@ -1,0 +1,109 @@
+"""What is known of bytes that no law makes: where they differ from the nearest law, under which condition, by how much.
+
+    codes: x / (scale * outer) is the nearest law; 96 of 24,576 differ: all in rows 0 to 23, ties alone, all by +1 code
+
+A place or a condition is stated if all that differ are there, and so many would not be by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from .check_code_guesses import exact_quotient, stored
+from .check_codes import CodeLaw, other_signs, tie_distance
+from .check_folded import Folded, Sample
+from .check_laws import ScaleLaw
+from .check_roundings import is_subnormal, is_tie, magnitude
+from .check_where import code_distance, likely, places, scale_distance
+
+Masks = Iterator[tuple[str, Tensor]]
+ROW, BLOCK, COLUMN = "row", "block", "column"
+
+
+def scales_words(f: Folded, law: ScaleLaw, names: tuple[str, str] = (ROW, BLOCK)) -> str:
+    """Of the scales that differ from a law's."""
+    wrong = law.wrong.unsqueeze(-1)
+
+    def conditions(g: Folded) -> Masks:
+        steps, fmt = law.steps(g), g.case.scale_format
+        yield "short last blocks", ~g.real.all(-1, keepdim=True)
+        yield "ties", is_tie(steps.ratio, fmt)
+        yield "subnormal scales", is_subnormal(steps.scales, fmt)
+        yield "zero scales", steps.scales == 0
+        yield "scales that are the largest", steps.scales == fmt.max_code
+        at = g.x.abs().argmax(-1, keepdim=True)
+        yield "blocks whose largest value is negative", g.x.gather(-1, at) < 0
+        yield "blocks whose largest value is positive", g.x.gather(-1, at) > 0
+
+    made = law.steps(f).scales
+    there = wrong.expand(made.shape)
+    distance = scale_distance(f.scales[there], made[there], f.case.scale_format)
+    return _joined(f, wrong, names, conditions, distance)
+
+
+def codes_words(f: Folded, scales: ScaleLaw, law: CodeLaw, names: tuple[str, str] = (ROW, COLUMN)) -> str:
+    """Of the codes that differ from a law's."""
+    assert law.make is not None
+    element = f.case.layout.element
+
+    def conditions(g: Folded) -> Masks:
+        q, made, fmt = exact_quotient(scales).of(g), law.make(g), g.case.scale_format
+        yield "short last blocks", ~g.real.all(-1, keepdim=True)
+        yield "ties", is_tie(q, element)
+        yield "subnormal elements", is_subnormal(made, element)
+        yield "zeros of x", g.x == 0
+        yield "elements that become zero", magnitude(made, element) == 0
+        yield f"elements beyond {element.max:g}, which saturate", q.abs() > element.max
+        yield "the largest codes", magnitude(made, element) == element.max_code
+        yield "the largest value of each block", g.x.abs() == g.x.abs().amax(-1, keepdim=True)
+        yield "blocks with the largest scale", g.scales == fmt.max_code
+        yield "blocks with a subnormal scale", is_subnormal(g.scales, fmt)
+        yield "blocks with a scale of zero", stored(g) == 0
+        yield "negative elements", g.x < 0
+        yield "positive elements", g.x > 0
+
+    made = law.make(f)
+    distance = code_distance(f.codes[law.wrong], made[law.wrong], element)
+    return _joined(f, law.wrong, names, conditions, distance) + _near_ties(f, scales, law)
+
+
+def _near_ties(f: Folded, scales: ScaleLaw, law: CodeLaw) -> str:
+    """Whether the codes that differ are zeros of the other sign, or all near ties between quotients that are rounded."""
+    if other_signs(f, scales, law.wrong):
+        return ", all of them zeros: their sign is lost"
+    divisor = (stored(f).to(torch.float64) * scales.factor.to(torch.float64)).expand(law.wrong.shape)[law.wrong]
+    if bool((torch.frexp(divisor).mantissa == 0.5).any()):
+        return ""  # a division by a power of two is exact
+    distance = tie_distance(f, scales, law.wrong)
+    if distance < 2.0**-16:
+        return f", all within {distance:.1e} of a tie: an approximate division, or another order of operations"
+    return ""
+
+
+def _joined(
+    f: Folded, wrong: Tensor, names: tuple[str, str], conditions: Callable[[Folded], Masks], distance: str
+) -> str:
+    where = [place.words for place, _ in places(wrong, names)]
+    parts = [f"all in {' of '.join(reversed(where))}"] if where else []
+    return ": " + ", ".join([*parts, *_holding(f, wrong, conditions), distance])
+
+
+def _holding(f: Folded, wrong: Tensor, conditions: Callable[[Folded], Masks]) -> list[str]:
+    """The rarest condition that holds for all that differ, if it does not by chance."""
+    g = Sample.at_blocks(f, wrong.any(-1).flatten().nonzero().squeeze(-1))
+    there, events = g.pick(wrong), int(wrong.any(-1).sum())
+    usual = Sample.of_wrong(f, torch.zeros_like(wrong.any(-1)))
+    shares = {words: _share(mask, usual) for words, mask in conditions(usual)}
+    found = []
+    for words, mask in conditions(g):
+        if not bool((there & ~mask).any()) and likely(max(shares[words], 1e-4), events):
+            found.append((shares[words], f"{words} alone"))
+    return [min(found)[1]] if found else []
+
+
+def _share(mask: Tensor, g: Folded) -> float:
+    counted = (g.real & g.finite).expand(g.x.shape) if mask.shape[-1] > 1 else g.finite
+    return float((mask.expand(counted.shape) & counted).sum()) / max(int(counted.sum()), 1)

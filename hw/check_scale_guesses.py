@@ -1,0 +1,217 @@
+"""Faults of scales, as guesses that `check_proof` refutes or proves, from the simplest to the least simple.
+
+A guess makes scale bytes of blocks: those of a dialect, rounded otherwise, out of place, with another outer scale
+(`check_outer_guesses`), of x before a rotation, with other bytes for zeros, subnormals and what is too large, of
+numbers that lost bits on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+import numerics as nm
+from numerics.dialects_core import Blocks, Dialect, Outer
+
+from .check_folded import Cut, Folded, Sample
+from .check_laws import scale_guess as guess
+from .check_laws import scales_differ, steps_of
+from .check_outer_guesses import outer_guesses, solved_outers
+from .check_proof import Guess
+from .check_roundings import POWERS, ROUNDINGS, by_value, cuts, flushed, inverse_cuts, overflowed
+from .check_where import likely
+
+Base = tuple[Dialect, Outer]
+Bytes = Callable[[Folded], Tensor]
+POSITIVE = tuple(w for w in ROUNDINGS if "-infinity" not in w and "away from zero, not" not in w and "ties toward +" not in w)
+DIVISORS = (1.0, 2.0, 4.0, 6.0, 7.0, 7.5, 28.0, 240.0, 256.0, 448.0, 57344.0, 127 / 64)
+AXES = {-2: "block", -3: "row", -4: "expert"}
+
+
+def scale_guesses(s: Sample, bases: list[Base]) -> Iterator[Guess]:
+    """What may have gone wrong with the scales of dialects that were run with these outer scales."""
+    families = (_rounded, _moved, outer_guesses, _before_rotation, _bytes, _shortened, _inverses, _divided, _stale)
+    for family in (*families, solved_outers):
+        for base in bases:
+            yield from family(s, *base)
+
+
+def _scales(g: Folded, d: Dialect, outer: Outer) -> Tensor:
+    return steps_of(g, d, outer).scales
+
+
+def _ratio(g: Folded, d: Dialect, outer: Outer) -> Tensor:
+    return steps_of(g, d, outer).ratio
+
+
+@cache
+def natural(d: Dialect, element: nm.Format) -> str | None:
+    """How a dialect rounds its E8M0 scales: "up", "down", or None for another way."""
+    largest = element.max * torch.tensor([1.3, 1.45, 1.9]).unsqueeze(-1) * 2.0 ** torch.arange(-3, 4)
+    x = torch.zeros(*largest.shape, 2)
+    x[..., 0] = largest
+    one = torch.ones(1, 1)
+    steps = d.steps(Blocks(x, largest.unsqueeze(-1), element, torch.float32), Outer(one, one))
+    same = (how for how in ("up", "down") if torch.equal(POWERS[how](steps.ratio, nm.E8M0), steps.scales))
+    return next(same, None)
+
+
+def _rounded(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
+    """The dialect's scales before rounding, rounded otherwise."""
+    fmt = s.case.scale_format
+    usual = natural(d, s.case.layout.element) if fmt == nm.E8M0 else ""
+    if usual is None:
+        return
+    ways = {w: POWERS[w] for w in POWERS if w != usual} if usual else {w: ROUNDINGS[w] for w in POSITIVE}
+    for words, rounding in ways.items():
+        fault = f"scales are rounded {words}" + f", not {usual}" * bool(usual)
+        yield guess(fault, lambda g, r=rounding: r(_ratio(g, d, outer), fmt), d, outer)
+
+
+def _moved(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
+    """The scales of neighbours, or of the other half."""
+    lead = s.whole.x.shape[:-1]
+    for axis, what in AXES.items():
+        extent = lead[axis + 1] if len(lead) >= -axis - 1 else 1
+        ways = {step: f"stale or out of place: each is that of its {what} {-step:+d}" for step in (1, -1) if extent > 1}
+        if extent > 2 and extent % 2 == 0:
+            ways[extent // 2] = f"out of place: the two halves of the {what}s are exchanged"
+        for step, words in ways.items():
+            make = partial(_rolled, d=d, outer=outer, axis=axis, step=step)
+            yield guess(f"scales are {words}", make, d, outer)
+
+
+def _rolled(g: Folded, d: Dialect, outer: Outer, axis: int, step: int) -> Tensor:
+    return g.rolled(lambda h: _scales(h, d, outer), axis, step)
+
+
+def _before_rotation(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
+    """Maxima of x before the Hadamard transform, of the outer scale, of blocks, or of both."""
+    before = s.whole.before
+    if before is None:
+        return
+    unrotated = before.own(d)
+
+    def make(g: Folded, outer: Outer) -> Tensor:
+        amax = g.pick(before.blocks(d).amax)
+        return d.steps(replace(g.blocks(d), amax=amax), g.fit(outer)).scales
+
+    words = "of x before the Hadamard transform"
+    if d.outer_of is not None:
+        yield guess(f"the outer scale is that {words}", lambda g: _scales(g, d, unrotated), d, unrotated)
+        yield guess(f"outer and block maxima are those {words}", lambda g: make(g, unrotated), d, unrotated)
+    yield guess(f"block maxima are those {words}", lambda g: make(g, outer), d, outer)
+
+
+def _bytes(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
+    """Other bytes where the dialect's are subnormal, zero or too large; shifted; or copied by value."""
+    fmt, given, mine = s.case.scale_format, s.scales, _scales(s, d, outer)
+    kinds: list[tuple[str, Callable[[Tensor, Tensor], Iterable[tuple[str, Tensor]]]]] = [
+        ("subnormal scales are ", lambda c, q: flushed(c, fmt)),
+        ("scales ", lambda c, q: overflowed(c, q, fmt)),
+        ("scales are ", lambda c, q: by_value(c, fmt)),
+    ]
+    for start, kind in kinds:
+        for words, _ in kind(given[:0], s.x[:0]):
+            yield guess(
+                start + words, lambda g, k=kind, w=words: dict(k(_scales(g, d, outer), _ratio(g, d, outer)))[w], d, outer
+            )
+    zeros = given[mine == 0].unique()
+    if len(zeros) == 1:
+        byte = int(zeros)
+        fault = f"zero scales have the byte {byte:#04x}; {d.name} has 0x00"
+        yield guess(fault, lambda g: torch.where(_scales(g, d, outer) == 0, zeros, _scales(g, d, outer)), d, outer)
+    low, high = s.whole.scales.min(), s.whole.scales.max()
+    for bound, words, limit in ((low, "below", torch.maximum), (high, "above", torch.minimum)):
+        fault = f"no scale is {words} {float(nm.decode(bound, fmt)):g}, byte {int(bound):#04x}"
+        yield guess(fault, lambda g, b=bound, m=limit: m(_scales(g, d, outer), b), d, outer)
+    step = int((given.to(torch.int32) - mine.to(torch.int32)).flatten().mode().values) if given.numel() else 0
+    whole = step % (1 << fmt.mantissa_bits) == 0
+    fault = f"every scale byte is {step:+d} from that of {d.name}" + f", {2.0 ** (step >> fmt.mantissa_bits):g} times as much" * whole
+    yield guess(fault, lambda g: (_scales(g, d, outer).to(torch.int32) + step).to(torch.uint8), d, outer)
+
+
+def _shortened(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
+    """x, block maxima or scales that lost bits before they were rounded."""
+    fmt, whole = s.case.scale_format, s.whole
+    for name, cut in cuts(s.case.dtypes).items():
+        x = whole.blocks(d).amax
+        if not bool(torch.isfinite(cut(x)).all()):
+            continue
+        for o in (outer, whole.own(d, cut)):
+            yield guess(f"x is rounded to {name} before it is quantized", partial(_of_cut, d=d, outer=o, cut=cut), d, o, cut)
+
+            def maxima(g: Folded, o: Outer = o, cut: Cut = cut) -> Tensor:
+                blocks = g.blocks(d)
+                return d.steps(replace(blocks, amax=cut(blocks.amax)), g.fit(o)).scales
+
+            yield guess(f"block maxima are rounded to {name} before scales are made of them", maxima, d, o)
+        rounding = nm.encode if fmt == nm.E4M3 else POWERS.get(natural(d, s.case.layout.element) or "")
+        if rounding is not None:
+            fault = f"scales are rounded twice: to {name} before {fmt.name}"
+            yield guess(fault, lambda g, r=rounding, c=cut: r(c(_ratio(g, d, outer)), fmt), d, outer)
+
+
+def _of_cut(g: Folded, d: Dialect, outer: Outer, cut: Cut) -> Tensor:
+    """Scales of x that lost bits; other bytes where the codes are not those of that x."""
+    steps = steps_of(g, d, outer, cut)
+    alike = ((steps.codes == g.codes) | ~g.real).all(-1, keepdim=True)
+    return torch.where(alike, steps.scales, g.scales ^ 0xFF)
+
+
+def _inverses(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
+    """Block maxima that were multiplied by a reciprocal of few bits."""
+    fmt, largest, one = s.case.scale_format, s.case.layout.element.max, torch.ones(1)
+    decode = d.decode(one, one, outer.stored)
+    for name, cut in inverse_cuts(s.case.dtypes).items():
+        limit = cut(one / largest)
+        if fmt == nm.E8M0:
+            way = natural(d, s.case.layout.element)
+            if way is not None:
+                fault = f"the reciprocal of {largest:g} is rounded to {name}, then block maxima are multiplied by it"
+                yield guess(fault, lambda g, c=limit, r=POWERS[way]: r(g.blocks(d).amax * c, fmt), d, outer)
+            continue
+        encode = one / decode
+        ways = {
+            f"{largest:g}": lambda b, e, c=limit, cut=cut: (b * c) * e,
+            f"{largest:g} times the outer scale": lambda b, e, cut=cut: b * cut(e * (1 / torch.tensor(largest))),
+            "the outer scale": lambda b, e, cut=cut: (b / largest) * cut(e),
+        }
+        for what, ratio in ways.items():
+            fault = f"the reciprocal of {what} is rounded to {name}, then block maxima are multiplied by it"
+            yield guess(
+                fault, lambda g, r=ratio, e=encode: nm.encode(r(g.blocks(d).amax, g.pick(e)), fmt), d, outer
+            )
+
+
+def _divided(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
+    """Powers of two of maxima that were divided by the largest value of another format."""
+    fmt, largest = s.case.scale_format, s.case.layout.element.max
+    if fmt != nm.E8M0 or natural(d, s.case.layout.element) != "up":
+        return
+    for divisor in DIVISORS:
+        for how in ("up", "down", "to nearest", "to nearest in log2"):
+            if divisor != largest:
+                fault = f"block maxima are divided by {divisor:g}, not by {largest:g}, and scales are rounded {how}"
+                yield guess(fault, lambda g, c=divisor, r=POWERS[how]: r(g.blocks(d).amax / c, fmt), d, outer)
+
+
+def _stale(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
+    """Short blocks whose scales are larger than their values': of what stood behind them."""
+    short = ~s.whole.real.all(-1, keepdim=True)
+    if not bool(short.any()) or bool(short.all()):
+        return
+    count = int(scales_differ(s.whole, _scales(s.whole, d, outer)).sum())
+    if not likely(float(short.float().mean()), count):
+        return
+    words = "stale padding: scales of the short last blocks alone are wrong, as if they held more than their values"
+
+    def make(g: Folded) -> Tensor:
+        mine = _scales(g, d, outer)
+        return torch.where(g.pick(short) & (g.scales > mine), g.scales, mine)
+
+    yield guess(words, make, d, outer)
