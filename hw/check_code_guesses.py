@@ -56,6 +56,11 @@ def stored(g: Folded) -> Tensor:
     return nm.decode(g.scales, g.case.scale_format)
 
 
+def seen(g: Folded, law: ScaleLaw) -> Tensor:
+    """x, through the cut that the scales say that it went through."""
+    return g.x if law.cut is None else law.cut(g.x)
+
+
 def over(x: Tensor, divisor: Tensor) -> Tensor:
     """x / divisor; signed zero for a zero, saturating codes for a scale of zero."""
     return torch.where(x == 0, x, x / divisor)
@@ -64,7 +69,7 @@ def over(x: Tensor, divisor: Tensor) -> Tensor:
 def exact_quotient(law: ScaleLaw) -> Way:
     """Real quotients by the stored scales and the law's outer."""
     words = "x / scale" if law.dialect.outer_of is None else "x / (scale * outer)"
-    return Way(words, lambda g: over(g.x.to(torch.float64), _divisor(g, law)))
+    return Way(words, lambda g: over(seen(g, law).to(torch.float64), _divisor(g, law)))
 
 
 def _divisor(g: Folded, law: ScaleLaw) -> Tensor:
@@ -77,10 +82,10 @@ def ways(law: ScaleLaw) -> Iterator[Way]:
     if law.faultless:
         yield Way(f"elements as {law.dialect.name} scales them", lambda g: law.steps(g).scaled)
     if law.dialect.outer_of is None:
-        yield Way("x * (1 / scale) in FP32", lambda g: over32(g, g.x * (1 / stored(g))))
+        yield Way("x * (1 / scale) in FP32", lambda g: over32(g, seen(g, law) * (1 / stored(g))))
         return
     for words, order in ORDERS.items():
-        yield Way(f"{words} in FP32", lambda g, k=order: over32(g, k(g.x, stored(g), *_outer(g, law))))
+        yield Way(f"{words} in FP32", lambda g, k=order: over32(g, k(seen(g, law), stored(g), *_outer(g, law))))
 
 
 def _outer(g: Folded, law: ScaleLaw) -> tuple[Tensor, Tensor]:
@@ -198,7 +203,9 @@ def _reciprocals(law: ScaleLaw) -> dict[str, Callable[[Folded, Callable[[Tensor]
         "scale * outer": lambda g, c, x: over_zero(x, c(1 / (scale(g, x) * outer(g, x)))),
         "the scale": lambda g, c, x: over_zero(x, c(1 / scale(g, x))) / outer(g, x),
         "the outer scale": lambda g, c, x: over_zero(x, c(1 / outer(g, x)) / scale(g, x)),
-        "the scale, and that of the outer scale,": lambda g, c, x: over_zero(x, c(1 / scale(g, x)) * c(1 / outer(g, x))),
+        "the scale, and that of the outer scale,": lambda g, c, x: over_zero(
+            x, c(1 / scale(g, x)) * c(1 / outer(g, x))
+        ),
     }
 
 
@@ -228,11 +235,11 @@ def _divided_by_others(s: Sample, law: ScaleLaw) -> Iterator[Guess]:
     if law.dialect.outer_of is not None:
         for fault, other in other_outers(s, law.dialect, law.outer):
             its = law.factor if other is law.outer else ScaleLaw(law.dialect, other, law.wrong).factor
-            yield Guess(f"where elements are scaled, {fault}", of(lambda g, t=its.double(): stored(g).double() * g.pick(t)))
+            yield Guess(
+                f"where elements are scaled, {fault}", of(lambda g, t=its.double(): stored(g).double() * g.pick(t))
+            )
     small = "scales that are subnormal are taken as zero where elements are scaled"
-    yield Guess(
-        small, of(lambda g: torch.where(is_subnormal(g.scales, fmt), 0.0, stored(g)).double() * g.pick(factor))
-    )
+    yield Guess(small, of(lambda g: torch.where(is_subnormal(g.scales, fmt), 0.0, stored(g)).double() * g.pick(factor)))
     if fmt == nm.E8M0:
         lost = "the reciprocal of a scale of 2^127, which is subnormal in float32, is flushed to zero"
         yield Guess(lost, lambda g: nm.encode(torch.where(g.scales == 254, g.x * 0, over(g.x, stored(g))), element))

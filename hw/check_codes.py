@@ -103,7 +103,10 @@ def how_scaled(f: Folded, law: ScaleLaw) -> str:
     sample = Sample.of_wrong(f, codes_differ(f, law.steps(f).codes).any(-1))
     for way in distinct(sample, ways(law)):
         if not bool(codes_differ(sample, way.codes(sample)).any()) and not bool(codes_differ(f, way.codes(f)).any()):
-            mine, yours = ("multiplies" if "x *" in d.prose.elements[:4] else "divides"), "multiply" if "*" in way.words.split(" (")[0] else "divide"
+            mine, yours = (
+                ("multiplies" if "x *" in d.prose.elements[:4] else "divides"),
+                "multiply" if "*" in way.words.split(" (")[0] else "divide",
+            )
             return f"you {yours}, {d.name} {mine}: codes are those of {way.words}, {d.name} takes {d.prose.elements}"
     return ""
 

@@ -52,6 +52,7 @@ def codes_words(f: Folded, scales: ScaleLaw, law: CodeLaw, names: tuple[str, str
     def conditions(g: Folded) -> Masks:
         q, made, fmt = exact_quotient(scales).of(g), law.make(g), g.case.scale_format
         yield "short last blocks", ~g.real.all(-1, keepdim=True)
+        yield "blocks whose scale is not the law's", g.pick(scales.wrong.unsqueeze(-1))
         yield "ties", is_tie(q, element)
         yield "subnormal elements", is_subnormal(made, element)
         yield "zeros of x", g.x == 0

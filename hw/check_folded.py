@@ -58,7 +58,12 @@ class Folded:
 
     def own(self, dialect: Dialect, cut: Cut | None = None) -> Outer:
         """The outer scale that a dialect would derive from x."""
-        return dialect.own_outer(self.blocks(dialect, cut), self.scope(dialect))
+        key = ("own", dialect.name, cut)
+        if key not in self.memo:
+            made = self.blocks(dialect)
+            made = made if cut is None else replace(made, amax=cut(made.amax))
+            self.memo[key] = dialect.own_outer(made, self.scope(dialect))
+        return self.memo[key]
 
     def scope(self, dialect: Dialect) -> tuple[int, ...] | None:
         """Extents of the outer's axes but the last, as `Dialect.own_outer` takes them."""
@@ -71,7 +76,9 @@ class Folded:
             return None
         if "before" not in self.memo:
             x = self.case.before.to(torch.float32).reshape(self.x.shape)
-            self.memo["before"] = replace(self, x=x, finite=self.finite & torch.isfinite(x).all(-1, keepdim=True), memo={})
+            self.memo["before"] = replace(
+                self, x=x, finite=self.finite & torch.isfinite(x).all(-1, keepdim=True), memo={}
+            )
         return self.memo["before"]
 
     def pick(self, t: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ LOST = "the outer scale is lost: one is stored, but scales are those of x withou
 UPSIDE_DOWN = "the outer scale is used in the wrong direction: multiplied where it divides"
 ENOUGH = 3  # dialects that make every scale: further ones would not tell more
 RANKED = 64  # half the blocks on which dialects are compared
+BASES = 5  # dialects, the nearest ones, that are tried with each fault but another rounding
 NEAR = 4  # laws that are run on the whole where none makes all of a sample
 
 
@@ -83,21 +84,25 @@ def steps_of(f: Folded, d: Dialect, outer: Outer, cut: Cut | None = None) -> Ste
 
 def scale_laws(f: Folded, dialects: list[Dialect]) -> list[ScaleLaw]:
     """Laws of the scales, the best first: dialects that make every one; or a fault that does; or the nearest ones."""
-    from .check_scale_guesses import scale_guesses  # which is made of laws
+    from .check_scale_guesses import rounded_guesses, scale_guesses  # which are made of laws
 
     plain = _plain(f, dialects)
-    nearest = plain[0]
+    nearest = min((law for law in plain if law.fault is None), key=lambda law: law.count, default=plain[0])
     if nearest.count == 0 or not enough(nearest.wrong):
         return plain
     wrong, sample = nearest.wrong.unsqueeze(-1), Sample.of_wrong(f, nearest.wrong)
     bases = _distinct(sample, [(d, outer) for d in dialects for outer in _outers_without_fault(f, d)])
-    found = proved(f, wrong, scales_differ, scale_guesses(sample, bases))
+    found = proved(f, wrong, scales_differ, rounded_guesses(sample, bases))
+    if found is None and plain[0].count == 0:
+        return plain  # with an outer scale that is at fault
+    found = found or proved(f, wrong, scales_differ, scale_guesses(sample, bases[:BASES]))
     if found is None:
         for place, mask in places(wrong, ("row", "block")):
-            of_place = (
-                within(g, place.words, mask, lambda g: nearest.steps(g).scales) for g in scale_guesses(sample, bases[:1])
-            )
-            found = found or proved(f, wrong, scales_differ, of_place)
+            for guesses in (rounded_guesses, scale_guesses):
+                of_place = (
+                    within(g, place.words, mask, lambda g: nearest.steps(g).scales) for g in guesses(sample, bases[:1])
+                )
+                found = found or proved(f, wrong, scales_differ, of_place)
     if found is None:
         return plain
     return [replace(found.of, fault=found.fault, wrong=torch.zeros_like(nearest.wrong)), *plain]
@@ -114,7 +119,9 @@ def law_of(f: Folded, d: Dialect, outer: Outer, fault: str | None = None, under:
     return ScaleLaw(d, outer, scales_differ(f, steps_of(f, d, outer).scales).squeeze(-1), fault, under)
 
 
-def scale_guess(fault: str, make: Callable[[Folded], Tensor], d: Dialect, outer: Outer, cut: Cut | None = None) -> Guess:
+def scale_guess(
+    fault: str, make: Callable[[Folded], Tensor], d: Dialect, outer: Outer, cut: Cut | None = None
+) -> Guess:
     """A guess of scales: what it makes, and the law that codes are then judged by."""
     return Guess(fault, make, ScaleLaw(d, outer, torch.zeros(0, dtype=torch.bool), cut=cut))
 
@@ -137,11 +144,13 @@ def _plain(f: Folded, dialects: list[Dialect]) -> list[ScaleLaw]:
             exact += [law] if law.count == 0 else []
         if sum(law.fault is None for law in exact) == ENOUGH:
             break
-    if exact:
-        return sorted(exact, key=lambda law: law.fault is not None)
+    faultless = [law for law in exact if law.fault is None]
+    if faultless:
+        return [*faultless, *(law for law in exact if law.fault is not None)]
     order = sorted(range(len(tried)), key=lambda i: (misses[i], tried[i][2] is not None))[:NEAR]
     laws = [first, *(law_of(f, *tried[i]) for i in order if i)]
-    return [replace(law, fault=None) for law in sorted(laws, key=lambda law: (law.count, law.fault is not None))]
+    nearest = sorted(laws, key=lambda law: (law.count, law.fault is not None))
+    return [*exact, *(replace(law, fault=None) for law in nearest if law.count)]
 
 
 def _outers(f: Folded, d: Dialect) -> Iterator[tuple[Outer, str | None, str]]:

@@ -50,7 +50,10 @@ def other_outers(f: Folded, d: Dialect, outer: Outer) -> Iterator[tuple[str, Out
             continue
         step = per_run if what == "run" else 1
         for by in (step, -step):
-            yield f"the outer scale of each {what} is that of its {what} {-by // step:+d}", Outer(t.roll(by, axis), None)
+            yield (
+                f"the outer scale of each {what} is that of its {what} {-by // step:+d}",
+                Outer(t.roll(by, axis), None),
+            )
         if n > 2 and n % 2 == 0:
             yield f"the outer scales of the two halves of the {what}s are exchanged", Outer(t.roll(n // 2, axis), None)
         yield f"the outer scale of {what} 0 is used for all {what}s", Outer(t.narrow(axis, 0, 1).expand_as(t), None)
@@ -66,14 +69,23 @@ def solved_outers(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
     """Unknown outer scales, of all blocks or of parts that are usual."""
     if d.outer_of is None or s.case.scale_format != nm.E4M3:
         return
+    law = scale_guess("", lambda g: g.scales, d, outer).of
     for words, ids in parts(s.whole):
         if any(bool((low > high).any()) for low, high in (_bounds(f, d, outer, ids) for f in (s, s.whole))):
             continue
-        t = _between(*_bounds(s.whole, d, outer, ids)).to(torch.float32)
+        low, high = _bounds(s.whole, d, outer, ids)
+        of_codes = _bounds_of_codes(s.whole, ids, lambda g: g.x.double() / (_stored(g) * g.pick(law.factor).double()))
+        both = torch.maximum(low, of_codes[0]), torch.minimum(high, of_codes[1])
+        if not bool((both[0] > both[1]).any()):  # the codes may be those of the stored outer scale
+            low, high = both
+        amax = s.whole.blocks(d).amax.double()
+        own = _agreed(s.whole, ids, amax, amax)[0] / amax.max()
+        t = torch.where((own >= low) & (own <= high), own, _between(low, high)).to(torch.float32)
         each = t[ids]
         stored = outer.stored / each if d.direction == "encode" else outer.stored * each
         other = Outer(stored, None)
-        fault = f"scales are those of another outer scale, {factors(t, words)} the stored one"
+        fault = f"scales are those of another outer scale: {factors(t, words)}"
+        fault += ", that of its own largest value" * bool(torch.equal(t, own.to(torch.float32)) and len(t) > 1)
         yield scale_guess(fault, lambda g, o=other: steps_of(g, d, o).scales, d, other)
 
 
@@ -82,19 +94,12 @@ def solved_elements(s: Sample, factor: Tensor, of: Callable[[Folded], Tensor]) -
     values are multiplied by; of: elements before rounding with it."""
     element = s.case.layout.element
     for words, ids in parts(s.whole):
-        bounds: tuple[Tensor, Tensor] | None = None
-        for f in (s, s.whole):
-            size, (low, high) = of(f).abs(), borders(magnitude(f.codes, element), element)
-            usable = f.finite & f.real & (size > 0)
-            bounds = _agreed(f, ids, torch.where(usable, size / high, 0.0), torch.where(usable, size / low, torch.inf))
-            if bool((bounds[0] > bounds[1]).any()):
-                bounds = None
-                break
-        if bounds is None:
+        if any(bool((low > high).any()) for low, high in (_bounds_of_codes(f, ids, of) for f in (s, s.whole))):
             continue
+        bounds = _bounds_of_codes(s.whole, ids, of)
         t = _between(*bounds)
         each = t[ids].to(torch.float64)
-        fault = f"elements are divided by another outer scale, {factors(t, words)} the stored one"
+        fault = f"elements are divided by another outer scale: {factors(t, words)}"
         yield Guess(fault, lambda g, e=each: nm.encode(of(g).to(torch.float64) / g.pick(e), element))
 
 
@@ -124,6 +129,18 @@ def _bounds(f: Folded, d: Dialect, outer: Outer, ids: Tensor) -> tuple[Tensor, T
     return _agreed(f, ids, least, most)
 
 
+def _bounds_of_codes(f: Folded, ids: Tensor, of: Callable[[Folded], Tensor]) -> tuple[Tensor, Tensor]:
+    """The same by the codes of elements, `of` blocks before they are rounded."""
+    element = f.case.layout.element
+    size, (low, high) = of(f).abs(), borders(magnitude(f.codes, element), element)
+    usable = f.finite & f.real & (size > 0)
+    return _agreed(f, ids, torch.where(usable, size / high, 0.0), torch.where(usable, size / low, torch.inf))
+
+
+def _stored(g: Folded) -> Tensor:
+    return nm.decode(g.scales, g.case.scale_format).to(torch.float64)
+
+
 def _agreed(f: Folded, ids: Tensor, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
     """Per part, the largest lower and the smallest upper bound."""
     where = f.pick(ids).expand(least.shape).flatten()
@@ -151,9 +168,9 @@ def borders(codes: Tensor, fmt: nm.Format) -> tuple[Tensor, Tensor]:
 def factors(t: Tensor, words: tuple[str, ...]) -> str:
     """Factors of an outer scale in words."""
     if len(t) == 1:
-        return f"{float(t):.5g} times"
+        return f"{float(t):.5g} times the stored one"
     other = [i for i in range(len(t)) if float(t[i]) != 1.0]
-    shown = [f"{float(t[i]):.5g} times (in the {words[i]})" for i in other[:SHOWN]]
+    shown = [f"in the {words[i]} {float(t[i]):.5g} times the stored one" for i in other[:SHOWN]]
     more = f" and {len(other) - SHOWN} more" if len(other) > SHOWN else ""
-    gate = ": gate and up" if len(t) == 2 else ""
+    gate = ", as of gate and up" if len(t) == 2 else ""
     return ", ".join(shown) + more + gate

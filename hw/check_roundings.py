@@ -11,6 +11,7 @@ Numbers are float32 or float64 and exact until they are rounded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -20,7 +21,6 @@ import numerics as nm
 from .check_folded import Cut
 
 Round = Callable[[Tensor, nm.Format], Tensor]
-
 
 
 def _directed(mode: nm.Rounding) -> Round:
@@ -52,18 +52,17 @@ def _tie(q: Tensor, low: Tensor, high: Tensor, fmt: nm.Format) -> Tensor:
     return (low != high) & (q.to(torch.float64) * 2 == below + above)
 
 
+# Ties first: where all that differs are ties, no more is claimed.
 ROUNDINGS: dict[str, Round] = {
-    "toward zero, not to nearest": _directed(nm.Rounding.TOWARD_ZERO),
-    "away from zero, not to nearest": lambda q, fmt: torch.where(
-        torch.signbit(q), nm.encode(q, fmt, nm.Rounding.TOWARD_NEGATIVE), nm.encode(q, fmt, nm.Rounding.TOWARD_POSITIVE)
-    ),
-    "toward +infinity, not to nearest": _directed(nm.Rounding.TOWARD_POSITIVE),
-    "toward -infinity, not to nearest": _directed(nm.Rounding.TOWARD_NEGATIVE),
     "with ties away from zero instead of to even": _directed(nm.Rounding.NEAREST_AWAY),
     "with ties toward zero instead of to even": _ties(lambda q, low, high: q < 0),
     "with ties toward +infinity instead of to even": _ties(lambda q, low, high: torch.ones_like(q, dtype=torch.bool)),
     "with ties toward -infinity instead of to even": _ties(lambda q, low, high: torch.zeros_like(q, dtype=torch.bool)),
     "with ties to odd instead of to even": _ties(lambda q, low, high: (high & 1) == 1),
+    "toward zero, not to nearest": _directed(nm.Rounding.TOWARD_ZERO),
+    "away from zero, not to nearest": lambda q, fmt: torch.where(torch.signbit(q), *neighbours(q, fmt)),
+    "toward +infinity, not to nearest": _directed(nm.Rounding.TOWARD_POSITIVE),
+    "toward -infinity, not to nearest": _directed(nm.Rounding.TOWARD_NEGATIVE),
 }
 
 
@@ -116,9 +115,11 @@ def through(dtype: torch.dtype) -> Cut:
 
 def ten_bits(t: Tensor) -> Tensor:
     """Rounded to nearest even of 10 mantissa bits and float32's exponents."""
-    return nm.round_to(t.to(torch.float32), nm.TF32).to(t.dtype)
+    bits = t.to(torch.float32).view(torch.int32)
+    return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32).to(t.dtype)
 
 
+@cache
 def cuts(dtypes: frozenset[torch.dtype]) -> dict[str, Cut]:
     """Cuts by name; to float16 only if a tensor of the dump, whose `dtypes` these are, is float16."""
     fp16 = {"float16": through(torch.float16)}
@@ -127,6 +128,7 @@ def cuts(dtypes: frozenset[torch.dtype]) -> dict[str, Cut]:
     return {"bfloat16": through(torch.bfloat16)} | fp16
 
 
+@cache
 def inverse_cuts(dtypes: frozenset[torch.dtype]) -> dict[str, Cut]:
     """Cuts of a reciprocal: also to E4M3."""
     return cuts(dtypes) | {"E4M3": lambda t: nm.round_to(t, nm.E4M3)}
@@ -169,7 +171,14 @@ def overflowed(codes: Tensor, q: Tensor, fmt: nm.Format) -> Iterator[tuple[str, 
         yield f"above {fmt.max:g} wrap around instead of saturating", (steps & ((1 << fmt.bits) - 1)).to(torch.uint8)
     if fmt.kind != "float":
         return
-    wider = nm.Format(f"{fmt.name} with one exponent bit more", "float", fmt.bits + 1, fmt.exponent_bits + 1, fmt.mantissa_bits, fmt.bias)
+    wider = nm.Format(
+        f"{fmt.name} with one exponent bit more",
+        "float",
+        fmt.bits + 1,
+        fmt.exponent_bits + 1,
+        fmt.mantissa_bits,
+        fmt.bias,
+    )
     large = magnitude(nm.encode(q, wider), wider)
     top = 1 << (fmt.bits - 1)
     sign = torch.where(torch.signbit(q), top, 0)
@@ -182,9 +191,10 @@ def overflowed(codes: Tensor, q: Tensor, fmt: nm.Format) -> Iterator[tuple[str, 
     words = f"that round above {fmt.max:g} keep the low bits of a code that is too large"
     above = large > fmt.max_code
     yield words, torch.where(above, (large & (top - 1)) | sign, codes.to(torch.int32)).to(torch.uint8)
-    yield f"{words}, its high bit in place of the sign", torch.where(
-        above, (large & (2 * top - 1)) | sign, codes.to(torch.int32)
-    ).to(torch.uint8)
+    yield (
+        f"{words}, its high bit in place of the sign",
+        torch.where(above, (large & (2 * top - 1)) | sign, codes.to(torch.int32)).to(torch.uint8),
+    )
 
 
 def by_value(codes: Tensor, fmt: nm.Format) -> Iterator[tuple[str, Tensor]]:
@@ -194,7 +204,10 @@ def by_value(codes: Tensor, fmt: nm.Format) -> Iterator[tuple[str, Tensor]]:
     as_bytes = "copied by value instead of by their bits"
     yield f"{as_bytes}: each is the number itself as an integer, its low 8 bits", whole.bitwise_and(255).to(torch.uint8)
     yield f"{as_bytes}: each is the number itself as uint8, from 0 to 255", whole.clamp(0, 255).to(torch.uint8)
-    yield f"{as_bytes}: each is the number itself as int8, from -128 to 127", (whole.clamp(-128, 127) & 255).to(torch.uint8)
+    yield (
+        f"{as_bytes}: each is the number itself as int8, from -128 to 127",
+        (whole.clamp(-128, 127) & 255).to(torch.uint8),
+    )
     near = v.nan_to_num().round().clamp(0, 255).to(torch.uint8)
     yield f"{as_bytes}: each is the number itself, rounded to uint8", near
     back = f"{as_bytes}: the byte, taken as a number, was rounded to {fmt.name}"

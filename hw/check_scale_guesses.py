@@ -17,6 +17,8 @@ from torch import Tensor
 import numerics as nm
 from numerics.dialects_core import Blocks, Dialect, Outer
 
+from .check_case import UNLIKE
+from .check_code_guesses import exact_quotient
 from .check_folded import Cut, Folded, Sample
 from .check_laws import scale_guess as guess
 from .check_laws import scales_differ, steps_of
@@ -27,14 +29,22 @@ from .check_where import likely
 
 Base = tuple[Dialect, Outer]
 Bytes = Callable[[Folded], Tensor]
-POSITIVE = tuple(w for w in ROUNDINGS if "-infinity" not in w and "away from zero, not" not in w and "ties toward +" not in w)
+POSITIVE = tuple(
+    w for w in ROUNDINGS if "-infinity" not in w and "away from zero, not" not in w and "ties toward +" not in w
+)
 DIVISORS = (1.0, 2.0, 4.0, 6.0, 7.0, 7.5, 28.0, 240.0, 256.0, 448.0, 57344.0, 127 / 64)
 AXES = {-2: "block", -3: "row", -4: "expert"}
 
 
+def rounded_guesses(s: Sample, bases: list[Base]) -> Iterator[Guess]:
+    """Scales of dialects that were run with these outer scales, rounded otherwise."""
+    for base in bases:
+        yield from _rounded(s, *base)
+
+
 def scale_guesses(s: Sample, bases: list[Base]) -> Iterator[Guess]:
-    """What may have gone wrong with the scales of dialects that were run with these outer scales."""
-    families = (_rounded, _moved, outer_guesses, _before_rotation, _bytes, _shortened, _inverses, _divided, _stale)
+    """What else may have gone wrong with them."""
+    families = (_moved, _maxima, outer_guesses, _before_rotation, _bytes, _shortened, _inverses, _divided, _stale)
     for family in (*families, solved_outers):
         for base in bases:
             yield from family(s, *base)
@@ -89,6 +99,24 @@ def _rolled(g: Folded, d: Dialect, outer: Outer, axis: int, step: int) -> Tensor
     return g.rolled(lambda h: _scales(h, d, outer), axis, step)
 
 
+def _maxima(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
+    """Block maxima of other values than all magnitudes of the block."""
+    half = s.x.shape[-1] // 2
+    others: dict[str, Callable[[Tensor], Tensor]] = {
+        "block maxima are those of x, not of their magnitudes": lambda x: x.amax(-1, keepdim=True),
+        "block maxima are those of -x, not of their magnitudes": lambda x: -x.amin(-1, keepdim=True),
+        "block maxima are those of the first half of each block": lambda x: x[..., :half].abs().amax(-1, keepdim=True),
+        "block maxima are those of the second half of each block": lambda x: x[..., half:].abs().amax(-1, keepdim=True),
+    }
+
+    def make(g: Folded, amax: Callable[[Tensor], Tensor]) -> Tensor:
+        blocks = g.blocks(d)
+        return d.steps(replace(blocks, amax=amax(blocks.x).clamp(min=0)), g.fit(outer)).scales
+
+    for fault, amax in others.items():
+        yield guess(fault, partial(make, amax=amax), d, outer)
+
+
 def _before_rotation(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
     """Maxima of x before the Hadamard transform, of the outer scale, of blocks, or of both."""
     before = s.whole.before
@@ -118,7 +146,10 @@ def _bytes(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
     for start, kind in kinds:
         for words, _ in kind(given[:0], s.x[:0]):
             yield guess(
-                start + words, lambda g, k=kind, w=words: dict(k(_scales(g, d, outer), _ratio(g, d, outer)))[w], d, outer
+                start + words,
+                lambda g, k=kind, w=words: dict(k(_scales(g, d, outer), _ratio(g, d, outer)))[w],
+                d,
+                outer,
             )
     zeros = given[mine == 0].unique()
     if len(zeros) == 1:
@@ -131,7 +162,10 @@ def _bytes(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
         yield guess(fault, lambda g, b=bound, m=limit: m(_scales(g, d, outer), b), d, outer)
     step = int((given.to(torch.int32) - mine.to(torch.int32)).flatten().mode().values) if given.numel() else 0
     whole = step % (1 << fmt.mantissa_bits) == 0
-    fault = f"every scale byte is {step:+d} from that of {d.name}" + f", {2.0 ** (step >> fmt.mantissa_bits):g} times as much" * whole
+    fault = (
+        f"every scale byte is {step:+d} from that of {d.name}"
+        + f", {2.0 ** (step >> fmt.mantissa_bits):g} times as much" * whole
+    )
     yield guess(fault, lambda g: (_scales(g, d, outer).to(torch.int32) + step).to(torch.uint8), d, outer)
 
 
@@ -143,7 +177,9 @@ def _shortened(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
         if not bool(torch.isfinite(cut(x)).all()):
             continue
         for o in (outer, whole.own(d, cut)):
-            yield guess(f"x is rounded to {name} before it is quantized", partial(_of_cut, d=d, outer=o, cut=cut), d, o, cut)
+            yield guess(
+                f"x is rounded to {name} before it is quantized", partial(_of_cut, d=d, outer=o, cut=cut), d, o, cut
+            )
 
             def maxima(g: Folded, o: Outer = o, cut: Cut = cut) -> Tensor:
                 blocks = g.blocks(d)
@@ -159,7 +195,8 @@ def _shortened(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
 def _of_cut(g: Folded, d: Dialect, outer: Outer, cut: Cut) -> Tensor:
     """Scales of x that lost bits; other bytes where the codes are not those of that x."""
     steps = steps_of(g, d, outer, cut)
-    alike = ((steps.codes == g.codes) | ~g.real).all(-1, keepdim=True)
+    law = guess("", partial(_scales, d=d, outer=outer), d, outer, cut).of
+    alike = ((steps.codes == g.codes) | (exact_quotient(law).codes(g) == g.codes) | ~g.real).all(-1, keepdim=True)
     return torch.where(alike, steps.scales, g.scales ^ 0xFF)
 
 
@@ -183,16 +220,14 @@ def _inverses(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
         }
         for what, ratio in ways.items():
             fault = f"the reciprocal of {what} is rounded to {name}, then block maxima are multiplied by it"
-            yield guess(
-                fault, lambda g, r=ratio, e=encode: nm.encode(r(g.blocks(d).amax, g.pick(e)), fmt), d, outer
-            )
+            yield guess(fault, lambda g, r=ratio, e=encode: nm.encode(r(g.blocks(d).amax, g.pick(e)), fmt), d, outer)
 
 
 def _divided(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
     """Powers of two of maxima that were divided by the largest value of another format."""
     fmt, largest = s.case.scale_format, s.case.layout.element.max
-    if fmt != nm.E8M0 or natural(d, s.case.layout.element) != "up":
-        return
+    if fmt != nm.E8M0 or natural(d, s.case.layout.element) != "up" or s.case.error > UNLIKE:
+        return  # codes that are unlike x may be of another format
     for divisor in DIVISORS:
         for how in ("up", "down", "to nearest", "to nearest in log2"):
             if divisor != largest:

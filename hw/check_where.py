@@ -48,8 +48,9 @@ def along(hit: Tensor, name: str, events: int) -> Place | None:
 def _sets(n: int, at: Tensor, name: str) -> Iterator[Place]:
     index = torch.arange(n)
     if len(at) <= FEW:
-        words = " and ".join(f"{int(i):,}" for i in at)
-        yield Place(f"{name}{'s' * (len(at) > 1)} {words}", len(at) / n, torch.isin(index, at))
+        *others, last = (f"{int(i):,}" for i in at)
+        words = f"{name}s {', '.join(others)} and {last}" if others else f"{name} {last}"
+        yield Place(words, len(at) / n, torch.isin(index, at))
     first, last = int(at[0]), int(at[-1])
     half, extent = n // 2, last - first + 1
     in_half = n % 2 == 0 and (last < half or first >= half)
@@ -84,7 +85,9 @@ def places(wrong: Tensor, names: tuple[str, str]) -> list[tuple[Place, Tensor]]:
     events = int(wrong.any(-1).sum())
     found = []
     for d in range(columns.ndim):
-        name = names[d - columns.ndim] if d >= columns.ndim - 2 else "expert" if columns.ndim == 3 else f"axis-{d} index"
+        name = (
+            names[d - columns.ndim] if d >= columns.ndim - 2 else "expert" if columns.ndim == 3 else f"axis-{d} index"
+        )
         hit = columns.any(tuple(k for k in range(columns.ndim) if k != d)) if columns.ndim > 1 else columns
         place = along(hit, name, events) if len(hit) > 1 and bool(hit.any()) else None
         if place is not None:
