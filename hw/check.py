@@ -12,13 +12,11 @@ one (`check_products`). Exit status: 0 if a contract is satisfied, 1 if not, 2 f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import tyro
 from torch import Tensor
 from tqdm import tqdm
@@ -33,10 +31,12 @@ from .check_codes import CodeLaw, code_laws
 from .check_differ import codes_words, scales_words
 from .check_dump import Dump, dump_of, read
 from .check_folded import Folded
+from .check_folder import check_folder
 from .check_laws import ScaleLaw, not_finite, scale_laws
+from .check_outer import Judgement, Meaning, judge_outer, of_law
 from .check_products import judge_product
 from .check_report import Report
-from .check_values import judge_outer, judge_values
+from .check_values import judge_values
 
 BAR = 1 << 20  # elements from which a progress bar is shown
 FORMATS = {name.lower(): name for name in LAYOUTS}
@@ -44,10 +44,11 @@ FORMATS = {name.lower(): name for name in LAYOUTS}
 
 @dataclass(frozen=True)
 class CheckConfig:
-    """Say which contract the bytes of a dump satisfy, or what is wrong with them."""
+    """Say which contract the bytes of a dump satisfy, or what is wrong with them or with a quantized checkpoint."""
 
     dump: Annotated[Path, tyro.conf.Positional]
-    """A .safetensors or .npz file with x, codes and scales, or with the operands and output of a product."""
+    """A .safetensors or .npz file with x, codes and scales, or with the operands and output of a product; or the folder
+    of a quantized checkpoint."""
     format: str | None = None
     """nvfp4, mxfp8, mxs2f6, mxfp4, mxfp6_e2m3, mxfp6_e3m2 or mxfp8_e5m2; found out if left out."""
     axis: int = -1
@@ -56,6 +57,10 @@ class CheckConfig:
     """A dialect that the bytes must be those of, such as te or fourbit; any will do if left out."""
     scale_layout: str | None = None
     """row-major or swizzled: what the scales must be; either will do if left out."""
+    against: Path | None = None
+    """Of a checkpoint: the folder that it was quantized from."""
+    out: Path | None = None
+    """Of a checkpoint: a JSON file to write, with every finding and the names of its tensors."""
 
 
 def check(
@@ -106,36 +111,34 @@ def _format(fmt: str) -> str:
 
 @dataclass(frozen=True)
 class _Judged:
-    """A case with the dialects that make all of it, or the laws that come nearest. `missed`: bytes unexplained."""
+    """A case with the dialects that make all of it, `names`, or the laws that come nearest; and its outer."""
 
     case: Case
-    outer: Tensor | None
+    folded: Folded
     found: Identification
-    scales: ScaleLaw | None
-    codes: CodeLaw | None
-
-    @property
-    def matches(self) -> tuple[str, ...]:
-        f = self.found
-        return f.matches or f.matches_given_outer or f.matches_other_outer
+    names: tuple[str, ...]
+    outer: Judgement
+    scales: ScaleLaw | None = None
+    codes: CodeLaw | None = None
 
     @property
     def missed(self) -> tuple[int, int]:
         """Bytes that no law explains, then the number of faults."""
+        faults = len(self.case.faults) + len(self.outer.faults)
         if self.scales is None or self.codes is None:
-            return 0, len(self.case.faults) + len(judge_outer(self.found, self.case, self.outer)[1])
-        faults = len(self.case.faults) + (self.scales.fault is not None) + (self.codes.fault is not None)
+            return 0, faults
+        faults += (self.scales.fault is not None) + (self.codes.fault is not None)
         return _unexplained(self.case, self.scales, self.codes), faults
 
 
 def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, scale_layout: str | None) -> Report:
-    found = cases(dump, fmt, axis)
+    found = _cases(dump, fmt, axis, contract)
     judged: list[_Judged] = []
     for case in found:
-        judged.append(_judge(case, _outer(dump, case, axis), contract))
+        judged.append(_judge(case, case.outer, contract))
         if judged[-1].missed == (0, 0):
             break
-    best = min(judged, key=lambda j: j.missed)
+    best = min(judged, key=lambda j: (*j.missed, j.case.unread))
     if best.case.error > UNLIKE and best.scales and best.codes and best.scales.count and best.codes.count:
         text = f"the codes do not resemble x in any layout; the best, {', '.join(found[0].words)}, has an error of"
         text = f"{text} {found[0].error:.2f} of x's energy, and no law makes them: they are of another tensor"
@@ -143,65 +146,57 @@ def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, 
     return _report(best, dump, axis, contract, scale_layout)
 
 
-def _outer(dump: Dump, case: Case, axis: int) -> Tensor | None:
-    """The stored outer with the axes of the case's x, blocks last."""
-    outer, ndim = dump.get("outer"), case.x.ndim
-    if outer is None or outer.numel() == 1:
-        return None if outer is None else outer.reshape([1] * ndim)
-    rows = case.x.shape[:-1]
-    if outer.numel() == math.prod(rows) and outer.ndim <= ndim:
-        return outer.reshape(*rows, 1)
-    if outer.numel() == rows[0] and ndim > 2:
-        return outer.reshape(-1, *[1] * (ndim - 1))
-    if outer.ndim == ndim:
-        outer = outer if axis in (-1, ndim - 1) else outer.mT
-        runs = -(-case.x.shape[-1] // 128)
-        if all(n in (1, m) for n, m in zip(outer.shape[:-1], rows, strict=True)) and outer.shape[-1] in (1, runs):
-            return outer
-    raise ValueError(
-        f"outer has shape {tuple(outer.shape)}: pass one value, one per row of x {tuple(dump['x'].shape)}, or one per "
-        "128 values of a row"
-    )
+def _cases(dump: Dump, fmt: str | None, axis: int, contract: str | None) -> list[Case]:
+    """Readings of the dump, in the formats that the contract makes if the shapes allow any of them."""
+    if fmt is None and contract is not None:
+        try:
+            return cases(dump, DIALECTS[contract].formats, axis)
+        except ValueError:
+            pass  # then it is said which formats it makes
+    return cases(dump, None if fmt is None else (fmt,), axis)
 
 
 def _judge(case: Case, outer: Tensor | None, contract: str | None) -> _Judged:
-    codes = torch.where(case.real, case.codes, 0)
-    if bool((~case.real).any()):  # padding is no one's: what a dialect makes of a block that is not finite
-        poisoned = (~torch.isfinite(case.x.float())).unflatten(-1, (-1, case.layout.block)).any(-1)
-        most = poisoned.repeat_interleave(case.layout.block, -1) & ~case.real
-        codes = torch.where(most, case.layout.element.max_code, codes)
-    found = _identify(case, codes, outer)
-    judged = _Judged(case, outer, found, None, None)
-    if found.matches or found.matches_given_outer:
-        return judged
-    strange = bool(judged.matches) and bool(judge_outer(found, case, outer)[1])
-    if judged.matches and not strange:
-        return judged
-    folded = Folded.of(case, outer)
+    found, folded = _identify(case, outer), Folded.of(case, outer)
+    judged, names = None, _names(found, contract)
+    if names:
+        judged = _Judged(case, folded, found, names, judge_outer(found, folded, names, contract))
+        if not judged.outer.faults or contract in names or found[names[0]].outer == "given":
+            return judged
     asked = [verdict.dialect for verdict in found if contract == verdict.dialect.name]
     laws = scale_laws(folded, asked or [verdict.dialect for verdict in found])
     few = []
     for law in laws[:3]:
         few.append((law, code_laws(folded, law)[0]))
-        if law.fault is None and _unexplained(case, *few[-1]) * 1000 < codes.numel():
+        if law.fault is None and _unexplained(case, *few[-1]) * 1000 < case.codes.numel():
             break  # further dialects would not tell more
     scales, made = min(few, key=lambda pair: (_unexplained(case, *pair), pair[0].fault or ""))
-    if strange and not scales.faultless:
+    if judged is not None and not scales.faultless:
         return judged
-    return _Judged(case, outer, found, scales, made)
+    return _Judged(case, folded, found, (), of_law(scales, folded), scales, made)
+
+
+def _names(found: Identification, contract: str | None) -> tuple[str, ...]:
+    """Dialects that make all bytes: from x alone with the stored outer; or run with that outer; or from x alone beside
+    another outer. The first of these that there are, or that the contract is one of."""
+    kinds = [k for k in (found.matches, found.matches_given_outer, found.matches_other_outer) if k]
+    return next((k for k in kinds if contract in k), kinds[0] if kinds else ())
 
 
 def _unexplained(case: Case, scales: ScaleLaw, codes: CodeLaw) -> int:
     """Codes that differ, or that stand in blocks whose scale does."""
-    return scales.count * case.layout.block + codes.count
+    return scales.count * case.layout.per_scale + codes.count
 
 
-def _identify(case: Case, codes: Tensor, outer: Tensor | None) -> Identification:
+def _identify(case: Case, outer: Tensor | None) -> Identification:
     """`identify`, with a bar where it takes long."""
     names = [d.name for d in DIALECTS.values() if case.layout.name in d.formats]
-    bar = tqdm(names, "dialects", leave=False, disable=codes.numel() < BAR)
-    of = [nm.scales.identify(case.x, codes, case.scales, outer, case.layout.name, dialects=name) for name in bar]
-    verdicts = sorted((v for one in of for v in one), key=lambda v: v.scales * case.layout.block + v.codes)
+    bar = tqdm(names, "dialects", leave=False, disable=case.codes.numel() < BAR)
+    of = [
+        nm.scales.identify(case.x, case.codes, case.scales, outer, case.layout.name, dialects=name, real=case.mask)
+        for name in bar
+    ]
+    verdicts = sorted((v for one in of for v in one), key=lambda v: v.scales * case.layout.per_scale + v.codes)
     return Identification(case.layout, of[0].scales, of[0].codes, tuple(verdicts))
 
 
@@ -209,19 +204,27 @@ def _report(j: _Judged, dump: Dump, axis: int, contract: str | None, scale_layou
     case, facts, faults = j.case, list(j.case.words[1:]), list(j.case.faults)
     if scale_layout is not None and not any(_lies(w, scale_layout) for w in case.words):
         faults.append(f"the scales are not {scale_layout}, as they should be")
-    if j.scales is None or j.codes is None:
-        names = j.matches
-        told, wrong = judge_outer(j.found, case, j.outer)
-        if contract is not None and contract not in names:
-            wrong.append(f"these are not the bytes of {contract}: {_beside(j.found, contract)}")
-    else:
-        names, told, wrong = (), *_laws(j)
-        if not faults and not wrong and contract is not None and j.scales.dialect.name == contract:
-            names = (contract,)
+    told, wrong = _laws(j) if j.scales else ([], [])
+    told, wrong = [*told, *j.outer.facts], [*wrong, *j.outer.faults]
+    if contract is not None and contract not in j.names and not (j.scales and (faults or wrong)):
+        wrong.append(_not_of(j, contract))
     told += [] if case.x.numel() else ["there are no values: nothing to tell contracts apart by"]
     facts, faults = facts + told, faults + wrong
-    told, wrong = judge_values(dump, case, j.outer, names, axis)
-    return Report(case.layout.name, names, tuple(facts + told), tuple(faults + wrong), _first(j, names))
+    told, wrong = judge_values(dump, j.folded, _meanings(j), axis) if dump.get("values") is not None else ([], [])
+    return Report(case.layout.name, j.names, tuple(facts + told), tuple(faults + wrong), _first(j))
+
+
+def _meanings(j: _Judged) -> list[Meaning]:
+    """What the bytes may decode to: as the dialects that make them have it."""
+    others = [judge_outer(j.found, j.folded, (name,), None).meaning for name in j.names]
+    return [j.outer.meaning, *others]
+
+
+def _not_of(j: _Judged, contract: str) -> str:
+    """The fault of bytes that are not those of the dialect that was asked for."""
+    if j.codes is not None and j.codes.words.startswith("stochastic"):
+        return f"codes are stochastic; {contract} rounds to nearest: {_beside(j.found, contract)}"
+    return f"these are not the bytes of {contract}: {_beside(j.found, contract)}"
 
 
 def _beside(found: Identification, contract: str) -> str:
@@ -243,7 +246,7 @@ def _laws(j: _Judged) -> tuple[list[str], list[str]]:
     """(facts, faults) of bytes that no dialect makes."""
     assert j.scales is not None and j.codes is not None
     facts, faults, n = [], [], f"{j.found.scales:,}"
-    scales, codes, folded = j.scales, j.codes, Folded.of(j.case, j.outer)
+    scales, codes = j.scales, j.codes
     whose = f"scales: those of {scales.dialect.name}"
     if scales.fault is not None:
         faults.append(f"{scales.fault} (dialect {scales.dialect.name})")
@@ -251,22 +254,22 @@ def _laws(j: _Judged) -> tuple[list[str], list[str]]:
         facts.append(f"{whose}, every one of {n}")
     else:
         under = f", {scales.under}," * bool(scales.under)
-        faults.append(f"{whose}{under} are the nearest; {scales.count:,} of {n} differ{scales_words(folded, scales)}")
-    total = f"{int(j.case.real.sum()) * j.case.x[..., 0].numel():,}"
+        faults.append(f"{whose}{under} are the nearest; {scales.count:,} of {n} differ{scales_words(j.folded, scales)}")
+    total = f"{j.case.values:,}"
     if codes.fault is not None:
         faults.append(codes.fault)
     elif codes.count == 0:
         facts.append(f"codes: {codes.words}, every one of {total}")
     else:
-        what = codes_words(folded, scales, codes)
+        what = codes_words(j.folded, scales, codes)
         faults.append(f"codes: {codes.words} is the nearest law; {codes.count:,} of {total} differ{what}")
-    faults += not_finite(folded, scales)
+    faults += not_finite(j.folded, scales)
     return facts, faults
 
 
-def _first(j: _Judged, names: tuple[str, ...]) -> str:
+def _first(j: _Judged) -> str:
     """The derivation of the first byte that differs from the nearest dialect."""
-    if names:
+    if j.names:
         return ""
     nearest = next(iter(j.found))
     wanted = nearest if j.scales is None else j.found[j.scales.dialect.name]
@@ -277,6 +280,23 @@ def _first(j: _Judged, names: tuple[str, ...]) -> str:
 def main(argv: list[str]) -> int:
     """`fourbit check DUMP ...`: print the report; the exit status of the module's docstring."""
     config = tyro.cli(CheckConfig, args=argv, prog="fourbit check")
+    if config.dump.is_dir():
+        return _folder(config)
+    for name, path in (("against", config.against), ("out", config.out)):
+        if path is not None:
+            raise ValueError(f"{name}={str(path)!r}: {config.dump} is no checkpoint's folder; leave it out")
     report = check(read(config.dump), config.format, config.axis, config.contract, config.scale_layout)
     print(report)
+    return 0 if report else 1
+
+
+def _folder(config: CheckConfig) -> int:
+    """Judge a checkpoint, print the report and write it; the exit status."""
+    for name in ("format", "contract", "scale_layout"):
+        if getattr(config, name) is not None:
+            raise ValueError(f"{name}={getattr(config, name)!r}: {config.dump} is a checkpoint; leave it out")
+    report = check_folder(config.dump, config.against, check)
+    print(report)
+    if config.out is not None:
+        report.write(config.out)
     return 0 if report else 1

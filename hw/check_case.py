@@ -11,15 +11,18 @@ close to it, `check` takes the one that leaves the fewest bytes unexplained.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 import numerics as nm
-from numerics.dialects_core import LAYOUTS, Layout
+from numerics.dialects_layout import LAYOUTS, Layout, scale_values
+from numerics.folding import Folding
 from numerics.partition import Partition, check_groups
 
 from .check_dump import Dump
@@ -37,8 +40,11 @@ class Case:
     """One reading of a quantization.
 
     Args:
-        x: what was quantized, blocks along its last axis, padded to whole blocks of every group; codes: of its shape;
-            scales: one per block. real: which places along the last axis are values.
+        x: what was quantized, blocks along its last axis, padded to whole blocks of every group and to whole tiles;
+            codes: of its shape; scales: one per block, or per tile. real: which places along the last axis are values.
+            outer: the stored one with the axes of x, blocks last, or None. unread: scale bytes that are not zero and
+            that this reading leaves out.
+        rows: how many places along the last but one are values.
         words: how it was read. faults: what is wrong with lying or being cut so. error: see above.
         before: like x, before a Hadamard transform; None without one. dtypes: of all floating-point tensors of the dump.
     """
@@ -48,35 +54,55 @@ class Case:
     codes: Tensor
     scales: Tensor
     real: Tensor
+    rows: int
+    outer: Tensor | None
     words: tuple[str, ...]
     faults: tuple[str, ...]
     error: float
+    unread: int
     before: Tensor | None = None
     dtypes: frozenset[torch.dtype] = frozenset()
 
     @property
-    def scale_format(self) -> nm.Format:
-        """E4M3 for NVFP4, else E8M0."""
-        return nm.E4M3 if self.layout.name == "NVFP4" else nm.E8M0
+    def scale_format(self) -> nm.Format | None:
+        """Of the scale bytes; None where they are float32."""
+        return self.layout.scale
 
     @property
-    def ragged(self) -> Tensor:
-        """Which blocks are short, bool (n,)."""
-        return ~self.real.view(-1, self.layout.block).all(-1)
+    def folding(self) -> Folding:
+        """How x and codes fold into blocks."""
+        return self.layout.folding(self.x.shape, self.x.ndim - 1)
+
+    @property
+    def mask(self) -> Tensor:
+        """Which places of x are values, bool (rows, length)."""
+        return (torch.arange(self.x.shape[-2]) < self.rows).unsqueeze(-1) & self.real
+
+    @property
+    def values(self) -> int:
+        """How many values x holds."""
+        return int(self.mask.sum()) * self.x[..., 0, 0].numel()
+
+    def cut(self, x: Tensor) -> Tensor:
+        """What a tensor of x's shape holds at the places of values, in the shape that x had."""
+        return x[..., : self.rows, :][..., self.real]
 
 
-def cases(dump: Dump, fmt: str | None, axis: int) -> list[Case]:
-    """Readings of a quantization: those whose error is close to the least, and rivals without a fault; these first.
-    Where all are unlike x, the likeliest without a fault.
+def cases(dump: Dump, formats: tuple[str, ...] | None, axis: int) -> list[Case]:
+    """Readings of a quantization, in some formats or any: those whose error is close to the least, and rivals without a
+    fault; these first. Where all are unlike x, the likeliest without a fault.
 
     Raises: ValueError if no layout explains the shapes.
     """
     x = dump["x"] if dump["x"].ndim > 1 else dump["x"].unsqueeze(0)
     if axis not in (-1, -2, x.ndim - 1, x.ndim - 2):
         raise ValueError(f"axis={axis}: x has shape {tuple(x.shape)}; blocks run along one of its last two axes")
-    x = x if axis in (-1, x.ndim - 1) else x.mT
-    found = [case for layout in _layouts(fmt) for case in _of_layout(dump, layout, x, fmt is not None)]
+    layouts = _layouts(formats)
+    turned = axis not in (-1, x.ndim - 1)
+    x = x.mT if turned else x
+    found = [case for layout in layouts for case in _of_layout(dump, layout, x, turned, len(layouts) == 1)]
     if not found:
+        outer_of(dump, x, layouts[0], turned)  # its own error, if it is that
         shapes = ", ".join(f"{name} {tuple(dump[name].shape)}" for name in ("x", "codes", "scales"))
         raise ValueError(
             f"no format and no layout explain the shapes: {shapes}; pass codes like x, or two per byte, and one scale "
@@ -85,51 +111,91 @@ def cases(dump: Dump, fmt: str | None, axis: int) -> list[Case]:
     found.sort(key=lambda case: case.error)  # equal ones stay in order, the usual first
     least, sound = found[0].error, [case for case in found if not case.faults]
     if least > UNLIKE:
-        first = {case.layout.name: case for case in reversed(sound)}  # of each format
-        return sorted(first.values(), key=lambda case: case.error) or found[:1]
+        first: dict[str, Case] = {}
+        for case in sound:  # the first of each format
+            first.setdefault(case.layout.name, case)
+        return list(first.values()) or found[:1]
     rivals = [case for case in sound if case.error <= RIVAL * least + 1e-9]
     close = [case for case in found if case.error <= CLOSE * least + 1e-9 and case.faults]
     return sorted([*rivals, *close], key=lambda case: len(case.faults))[:8]
 
 
-def _layouts(fmt: str | None) -> list[Layout]:
-    return list(LAYOUTS.values()) if fmt is None else [LAYOUTS[fmt]]
+def _layouts(formats: tuple[str, ...] | None) -> list[Layout]:
+    names = formats or [name for name, layout in LAYOUTS.items() if layout.scale is not None]
+    return [LAYOUTS[name] for name in names]
 
 
-def _of_layout(dump: Dump, layout: Layout, x: Tensor, named: bool) -> Iterator[Case]:
+def _of_layout(dump: Dump, layout: Layout, x: Tensor, turned: bool, named: bool) -> Iterator[Case]:
     for (domain, bad_domain, rotated), (cut, bad_cut, groups) in product(
         _domains(x, dump.get("signs"), layout), _cuts(dump.groups, x.shape[-1])
     ):
-        partition = Partition.of(x.shape[-1], layout.block, groups)
+        partition, rows = Partition.of(x.shape[-1], layout.block, groups), x.shape[-2]
+        lines = -(-rows // layout.tile)
         try:
+            outer = outer_of(dump, x, layout, turned)
             codes = code_readings(dump["codes"], tuple(x.shape), layout.element.bits)
-            scales = scale_readings(dump["scales"], (*x.shape[:-1], partition.blocks))
+            scales = scale_readings(dump["scales"], (*x.shape[:-2], lines, partition.blocks))
         except ValueError:
             if named and bad_domain is None and bad_cut is None:
                 raise
             continue
         real = partition.split(torch.ones(x.shape[-1]), layout.block).flatten() > 0
-        whole = partition.split(rotated, layout.block).flatten(-2)
-        before = None if rotated is x else partition.split(x, layout.block).flatten(-2)
+        target = _whole(rotated, partition, layout)
+        before = None if rotated is x else _whole(x, partition, layout)
         for c, s in product(codes, scales):
-            spread = partition.split(c.tensor, layout.block).flatten(-2)
+            spread = _whole(c.tensor, partition, layout)
             stale = f"stale padding: {c.stale:,} bytes around the codes are not zero" if c.stale else None
             left = f", {s.stale:,} bytes of their padding not zero (no product reads them)" if s.stale else ""
             faults = (bad_domain, c.fault, s.fault, bad_cut, stale)
             words = (layout.name, domain, c.words, f"scales {s.words}{left}", cut)
-            error = _error(whole, spread, s.tensor, layout)
+            error = _error(target, spread, s.tensor, layout)
             yield Case(
                 layout,
-                whole,
+                target,
                 spread,
                 s.tensor,
                 real,
+                rows,
+                outer,
                 tuple(w for w in words if w),
                 tuple(f for f in faults if f),
                 error,
+                s.stale,
                 before,
                 frozenset(t.dtype for t in dump.tensors.values() if t.is_floating_point()),
             )
+
+
+def _whole(t: Tensor, partition: Partition, layout: Layout) -> Tensor:
+    """Padded with zeros to whole blocks of every group, and to whole tiles."""
+    return pad(partition.split(t, layout.block).flatten(-2), (0, 0, 0, -t.shape[-2] % layout.tile))
+
+
+def outer_of(dump: Dump, x: Tensor, layout: Layout, turned: bool) -> Tensor | None:
+    """The stored outer with the axes of x, blocks last: one value, or one per row, matrix or run of 128. `turned`:
+    whether x was transposed for that.
+
+    Raises: ValueError for a shape that does not belong to x, or of which the lines of a tile would have several.
+    """
+    outer, shape = dump.get("outer"), x.shape
+    if outer is None or outer.numel() == 1:
+        return None if outer is None else outer.reshape([1] * x.ndim)
+    found = None
+    if outer.numel() == math.prod(shape[:-1]) and outer.ndim <= x.ndim:
+        found = outer.reshape(*shape[:-1], 1)
+    elif outer.numel() == shape[0] and x.ndim > 2:
+        found = outer.reshape(-1, *[1] * (x.ndim - 1))
+    elif outer.ndim == x.ndim:
+        outer = outer.mT if turned else outer
+        runs = -(-shape[-1] // 128)
+        if all(n in (1, m) for n, m in zip(outer.shape[:-1], shape, strict=False)) and outer.shape[-1] in (1, runs):
+            found = outer
+    if found is None or (layout.tile > 1 and found.shape[-2:] != (1, 1)):
+        raise ValueError(
+            f"outer has shape {tuple(outer.shape)}: pass one value, one per row of x {tuple(dump['x'].shape)}, or one "
+            "per 128 values of a row; tiles take one per matrix"
+        )
+    return found
 
 
 def _domains(x: Tensor, signs: Tensor | None, layout: Layout) -> Iterator[tuple[str, str | None, Tensor]]:
@@ -190,13 +256,12 @@ def _error(x: Tensor, codes: Tensor, scales: Tensor, layout: Layout) -> float:
     """How far the decoded values are from pointing along x, see the module."""
     if not codes.numel():
         return 0.0
-    k = x.shape[-1]
     x, codes, scales = (t.flatten(0, -2) for t in (x, codes, scales))
     step = max(1, len(x) // SAMPLE)
-    x, codes, scales = x[::step], codes[::step], scales[::step]
-    fmt = nm.E4M3 if layout.name == "NVFP4" else nm.E8M0
+    rows = torch.arange(0, len(x), step)
+    x, codes, scales = x[rows], codes[rows], scales[rows // layout.tile]
     value = nm.decode(codes, layout.element).to(torch.float64)
-    value = value * nm.decode(scales, fmt).to(torch.float64).repeat_interleave(layout.block, -1)[:, :k]
+    value = value * scale_values(scales, layout.scale).to(torch.float64).repeat_interleave(layout.block, -1)
     usable = torch.isfinite(x) & torch.isfinite(value)
     x, value = (torch.where(usable, t.to(torch.float64), 0.0) for t in (x, value))
     largest = x.abs().amax(-1, keepdim=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 import numerics as nm
 
 from .check_folded import Folded, Sample
-from .check_laws import ScaleLaw
+from .check_laws import ScaleLaw, scale_name
 from .check_outer_guesses import other_outers, solved_elements
 from .check_proof import Guess
 from .check_roundings import ROUNDINGS, by_value, cuts, flushed, inverse_cuts, is_subnormal, magnitude, overflowed
@@ -53,7 +53,7 @@ ORDERS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
 
 def stored(g: Folded) -> Tensor:
     """The numbers of the stored scales, float32."""
-    return nm.decode(g.scales, g.case.scale_format)
+    return g.scale_values
 
 
 def seen(g: Folded, law: ScaleLaw) -> Tensor:
@@ -224,7 +224,7 @@ def _divided_by_others(s: Sample, law: ScaleLaw) -> Iterator[Guess]:
     factor = law.factor.to(torch.float64)
     bare = (
         "the scale byte is rounded, the payload is not: elements are divided by the scale as it was before it was "
-        f"rounded to {fmt.name}"
+        f"rounded to {scale_name(fmt)}"
     )
     yield Guess(bare, of(lambda g: law.steps(g).ratio.to(torch.float64) * g.pick(factor)))
     yield Guess(bare, of(lambda g: g.x.abs().amax(-1, keepdim=True).to(torch.float64) / element.max))
@@ -238,8 +238,11 @@ def _divided_by_others(s: Sample, law: ScaleLaw) -> Iterator[Guess]:
             yield Guess(
                 f"where elements are scaled, {fault}", of(lambda g, t=its.double(): stored(g).double() * g.pick(t))
             )
-    small = "scales that are subnormal are taken as zero where elements are scaled"
-    yield Guess(small, of(lambda g: torch.where(is_subnormal(g.scales, fmt), 0.0, stored(g)).double() * g.pick(factor)))
+    if fmt is not None:
+        small = "scales that are subnormal are taken as zero where elements are scaled"
+        zeroed = of(lambda g: torch.where(is_subnormal(g.scales, fmt), 0.0, stored(g)).double() * g.pick(factor))
+        yield Guess(small, zeroed)
+    yield Guess("elements are multiplied by the scale, not divided", of(lambda g: g.pick(factor) / stored(g).double()))
     if fmt == nm.E8M0:
         lost = "the reciprocal of a scale of 2^127, which is subnormal in float32, is flushed to zero"
         yield Guess(lost, lambda g: nm.encode(torch.where(g.scales == 254, g.x * 0, over(g.x, stored(g))), element))

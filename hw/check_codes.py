@@ -19,7 +19,8 @@ from torch import Tensor
 import numerics as nm
 from numerics.dialects_core import Dialect
 
-from .check_code_guesses import Way, code_guesses, distinct, exact_quotient, sound, stored, ways
+from .check_chance import one_threshold, shared_words
+from .check_code_guesses import Way, code_guesses, distinct, exact_quotient, sound, ways
 from .check_folded import Folded, Sample
 from .check_laws import ScaleLaw
 from .check_proof import enough, proved, within
@@ -81,8 +82,8 @@ def _proved(f: Folded, sample: Sample, law: ScaleLaw, plain: CodeLaw) -> CodeLaw
     new = [way for way in distinct(sample, ways(law))[:FAULTY] if not any(_alike(way, sample, q) for q in tried)]
     guess = proved(f, plain.wrong, codes_differ, code_guesses(sample, law, new))
     if guess is None and new:
-        for place, mask in places(plain.wrong, ("row", "column")):
-            guesses = (within(g, place.words, mask, plain.make) for g in code_guesses(sample, law, new[:1]))
+        for place, mask in places(f.lines(plain.wrong), ("row", "column")):
+            guesses = (within(g, place.words, f.blocked(mask), plain.make) for g in code_guesses(sample, law, new[:1]))
             guess = guess or proved(f, plain.wrong, codes_differ, guesses)
     tried += [(sample.at, way.of(sample)) for way in new]
     return None if guess is None else CodeLaw(plain.words, guess.fault, torch.zeros_like(plain.wrong), guess.make)
@@ -113,23 +114,35 @@ def how_scaled(f: Folded, law: ScaleLaw) -> str:
 
 def _stochastic(f: Folded, law: ScaleLaw) -> Iterator[CodeLaw]:
     """Every code is one of its element's two neighbours, and as many are not the nearer one, whichever way ties go, as
-    chance would have, of enough elements for chance to be told from a few faults."""
+    chance would have, of enough elements for chance to be told from a few faults. Words that are shared make these
+    counts less certain."""
     element = f.case.layout.element
     q, low, high = _neighbours(f, law)
     outside = (f.codes != low) & (f.codes != high) & f.real & f.finite
     inside = f.real & f.finite & (low != high)
     if bool(outside.any()) or not bool(inside.any()):
         return
-    below, above = (nm.decode(c, element).to(torch.float64)[inside] for c in (low, high))
-    share = (q[inside] - below) / (above - below)
-    up = (f.codes == high)[inside]
-    spread = max(float((share * (1 - share)).sum().sqrt()), 1.0)
-    expected = float(torch.minimum(share, 1 - share).sum())
-    for nearest in _nearest(q, element):
-        far = float((f.codes != nearest)[inside].sum())
-        if abs(far - expected) > 6 * spread or expected < 12 * spread:  # the variance of either count
-            return
-    z = float(up.sum() - share.sum()) / spread
+    below, above = (nm.decode(c, element).to(torch.float64) for c in (low, high))
+    share, up = torch.where(inside, (q - below) / (above - below), 0.0), f.codes == high
+    variance, expected = float((share * (1 - share)).sum()), float(torch.minimum(share, 1 - share).sum())
+    spread = max(variance**0.5, 1.0)
+    far = [float(((f.codes != nearest) & inside).sum()) for nearest in _nearest(q, element)]
+    if expected < 12 * spread:  # the variance of either count
+        return
+    kept = [f.case.cut(f.case.folding.unfold(t)) for t in (share, up, q < 0, inside)]
+    threshold = one_threshold(*kept)
+    if threshold is not None:
+        fault = f"codes go to the farther neighbour from {threshold:.3f} of the way on, not from half of it"
+        yield CodeLaw("", f"{fault}: one random word serves all values, or an offset is added", outside)
+    if max(abs(n - expected) for n in far) > expected / 2:
+        return
+    shared = shared_words(*kept)
+    if shared is not None:
+        yield CodeLaw("stochastic", f"codes are stochastic, but their random words are correlated: {shared}", outside)
+        return
+    if max(abs(n - expected) for n in far) > 6 * spread:
+        return
+    z = float((up.to(torch.float64) - share)[inside].sum()) / spread
     words = f"stochastic: each is one of its element's two neighbours, rounded up {z:+.1f} standard errors too often"
     yield CodeLaw(words, None if abs(z) <= 5 else f"codes are biased; {words}", outside)
 

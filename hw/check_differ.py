@@ -30,10 +30,11 @@ def scales_words(f: Folded, law: ScaleLaw, names: tuple[str, str] = (ROW, BLOCK)
     def conditions(g: Folded) -> Masks:
         steps, fmt = law.steps(g), g.case.scale_format
         yield "short last blocks", ~g.real.all(-1, keepdim=True)
-        yield "ties", is_tie(steps.ratio, fmt)
-        yield "subnormal scales", is_subnormal(steps.scales, fmt)
+        if fmt is not None:
+            yield "ties", is_tie(steps.ratio, fmt)
+            yield "subnormal scales", is_subnormal(steps.scales, fmt)
+            yield "scales that are the largest", steps.scales == fmt.max_code
         yield "zero scales", steps.scales == 0
-        yield "scales that are the largest", steps.scales == fmt.max_code
         at = g.x.abs().argmax(-1, keepdim=True)
         yield "blocks whose largest value is negative", g.x.gather(-1, at) < 0
         yield "blocks whose largest value is positive", g.x.gather(-1, at) > 0
@@ -60,8 +61,9 @@ def codes_words(f: Folded, scales: ScaleLaw, law: CodeLaw, names: tuple[str, str
         yield f"elements beyond {element.max:g}, which saturate", q.abs() > element.max
         yield "the largest codes", magnitude(made, element) == element.max_code
         yield "the largest value of each block", g.x.abs() == g.x.abs().amax(-1, keepdim=True)
-        yield "blocks with the largest scale", g.scales == fmt.max_code
-        yield "blocks with a subnormal scale", is_subnormal(g.scales, fmt)
+        if fmt is not None:
+            yield "blocks with the largest scale", g.scales == fmt.max_code
+            yield "blocks with a subnormal scale", is_subnormal(g.scales, fmt)
         yield "blocks with a scale of zero", stored(g) == 0
         yield "negative elements", g.x < 0
         yield "positive elements", g.x > 0
@@ -87,7 +89,8 @@ def _near_ties(f: Folded, scales: ScaleLaw, law: CodeLaw) -> str:
 def _joined(
     f: Folded, wrong: Tensor, names: tuple[str, str], conditions: Callable[[Folded], Masks], distance: str
 ) -> str:
-    where = [place.words for place, _ in places(wrong, names)]
+    lines = wrong.squeeze(-1) if wrong.shape[-1] == 1 else f.lines(wrong)
+    where = [place.words for place, _ in places(lines, names)]
     parts = [f"all in {' of '.join(reversed(where))}"] if where else []
     return ": " + ", ".join([*parts, *_holding(f, wrong, conditions), distance])
 

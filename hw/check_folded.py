@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from numerics.dialects_core import Blocks, Dialect, Outer, folded_outer
+from numerics.dialects_layout import scale_values
 
 from .check_case import Case
 
@@ -20,7 +21,7 @@ SIZE = 512  # half the blocks of a sample
 @dataclass(frozen=True)
 class Folded:
     """A case in blocks: x float32 and codes (..., n, B), scales (..., n, 1), which blocks are finite (..., n, 1), which
-    places are values (n, B); the stored outer (..., n or 1, 1), or None. memo: what was computed once."""
+    places are values (n, B), with tiles like x; the stored outer (..., n or 1, 1), or None. memo: what was computed once."""
 
     case: Case
     x: Tensor
@@ -34,23 +35,29 @@ class Folded:
     @staticmethod
     def of(case: Case, outer: Tensor | None) -> Folded:
         """Cut a case into blocks. `outer`: with the axes of x, 1 or a run's number along the last, or one value."""
-        block = case.layout.block
-        x = case.x.to(torch.float32).unflatten(-1, (-1, block))
+        folding = case.folding
+        x = folding.fold(case.x.to(torch.float32))
         folded = None
         if outer is not None:
             outer = outer.reshape([1] * case.x.ndim) if outer.numel() == 1 else outer
             run = None if outer.shape[-1] == 1 else 128
-            folded = folded_outer(outer, outer.ndim - 1, block, run, x.shape[-2])
-        codes, real = case.codes.unflatten(-1, (-1, block)), case.real.view(-1, block)
+            folded = folded_outer(outer, outer.ndim - 1, case.layout.block, run, x.shape[-2])
+        tiled = case.layout.tile > 1
+        real = folding.fold(case.mask.expand(case.x.shape)) if tiled else case.real.view(-1, case.layout.block)
         finite = torch.isfinite(x).all(-1, keepdim=True)
-        return Folded(case, x, codes, case.scales.unsqueeze(-1), finite, real, folded)
+        return Folded(case, x, folding.fold(case.codes), case.scales.unsqueeze(-1), finite, real, folded)
+
+    @property
+    def scale_values(self) -> Tensor:
+        """The numbers that the stored scales stand for, float32."""
+        return scale_values(self.scales, self.case.scale_format)
 
     def blocks(self, dialect: Dialect, cut: Cut | None = None) -> Blocks:
         """What `dialect` sees, `x` perhaps cut to fewer bits; NaN and Inf are left out of what it derives from it."""
         key = ("blocks", dialect.nonfinite)
         if key not in self.memo:
             x = self.memo.setdefault("finite x", torch.where(self.finite, self.x, 0.0))
-            made = dialect.blocks(x.flatten(-2), self.case.layout.block, self.case.layout.element)
+            made = dialect.blocks(x.flatten(-2), self.case.layout.per_scale, self.case.layout.element)
             self.memo[key] = replace(made, dtype=self.case.x.dtype)
         made = self.memo[key]
         # rounding keeps the order of numbers: the largest of what was rounded is the largest, rounded
@@ -69,13 +76,23 @@ class Folded:
         """Extents of the outer's axes but the last, as `Dialect.own_outer` takes them."""
         return None if self.outer is None or dialect.run is not None else tuple(self.outer.shape[:-2])
 
+    def lines(self, t: Tensor) -> Tensor:
+        """(..., n, B) in rows and columns."""
+        return self.case.folding.unfold(t)
+
+    def blocked(self, mask: Tensor) -> Tensor:
+        """A mask of rows or columns, which broadcasts to x, in blocks."""
+        if self.case.layout.tile > 1:
+            return self.case.folding.fold(mask.expand(self.case.x.shape))
+        return mask.unflatten(-1, (1, 1) if mask.shape[-1] == 1 else self.x.shape[-2:])
+
     @property
     def before(self) -> Folded | None:
         """The same case with x as it was before a Hadamard transform, if there was one."""
         if self.case.before is None:
             return None
         if "before" not in self.memo:
-            x = self.case.before.to(torch.float32).reshape(self.x.shape)
+            x = self.case.folding.fold(self.case.before.to(torch.float32))
             self.memo["before"] = replace(
                 self, x=x, finite=self.finite & torch.isfinite(x).all(-1, keepdim=True), memo={}
             )

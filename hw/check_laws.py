@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+import numerics as nm
 from numerics.dialects_core import Dialect, Outer, Steps
-from numerics.identify import one_nan
+from numerics.dialects_layout import scales_differ as which_differ
 
 from .check_folded import Cut, Folded, Sample
 from .check_proof import Guess, enough, proved, within
@@ -97,10 +98,10 @@ def scale_laws(f: Folded, dialects: list[Dialect]) -> list[ScaleLaw]:
         return plain  # with an outer scale that is at fault
     found = found or proved(f, wrong, scales_differ, scale_guesses(sample, bases[:BASES]))
     if found is None:
-        for place, mask in places(wrong, ("row", "block")):
+        for place, mask in places(nearest.wrong, ("row", "block")):
             for guesses in (rounded_guesses, scale_guesses):
                 of_place = (
-                    within(g, place.words, mask, lambda g: nearest.steps(g).scales) for g in guesses(sample, bases[:1])
+                    within(g, place.words, mask.unsqueeze(-1), lambda g: nearest.steps(g).scales) for g in guesses(sample, bases[:1])
                 )
                 found = found or proved(f, wrong, scales_differ, of_place)
     if found is None:
@@ -110,8 +111,7 @@ def scale_laws(f: Folded, dialects: list[Dialect]) -> list[ScaleLaw]:
 
 def scales_differ(f: Folded, made: Tensor) -> Tensor:
     """Which scales of finite blocks are not those that were made, bool (..., n, 1); NaN is one number."""
-    fmt = f.case.scale_format
-    return (one_nan(made, fmt) != one_nan(f.scales, fmt)) & f.finite
+    return which_differ(made, f.scales, f.case.scale_format) & f.finite
 
 
 def law_of(f: Folded, d: Dialect, outer: Outer, fault: str | None = None, under: str = "") -> ScaleLaw:
@@ -124,6 +124,11 @@ def scale_guess(
 ) -> Guess:
     """A guess of scales: what it makes, and the law that codes are then judged by."""
     return Guess(fault, make, ScaleLaw(d, outer, torch.zeros(0, dtype=torch.bool), cut=cut))
+
+
+def scale_name(fmt: nm.Format | None) -> str:
+    """What a format of scales is called."""
+    return "float32" if fmt is None else fmt.name
 
 
 Plain = tuple[Dialect, Outer, str | None, str]  # a dialect, its outer scale, the fault, and which outer scale that is
@@ -206,16 +211,17 @@ def not_finite(f: Folded, law: ScaleLaw) -> list[str]:
     d, there = law.dialect, ~f.finite.squeeze(-1)
     if not bool(there.any()):
         return []
-    made = d.blocks(f.x.flatten(-2), f.case.layout.block, f.case.layout.element)
+    made = d.blocks(f.x.flatten(-2), f.case.layout.per_scale, f.case.layout.element)
     blocks = replace(made, dtype=f.case.x.dtype)
     for outer in (law.outer, d.own_outer(blocks, f.scope(d))):
         steps = d.steps(blocks, outer)
         codes = (steps.codes != f.codes) & f.real & (d.defined_nan | ~torch.isnan(steps.scaled))
-        scales = one_nan(steps.scales, f.case.scale_format) != one_nan(f.scales, f.case.scale_format)
+        scales = which_differ(steps.scales, f.scales, f.case.scale_format)
         wrong = scales.squeeze(-1) | codes.any(-1)
         if not bool(wrong[there].any()):
             return []
-    bytes_there = sorted({f"{int(b):#04x}" for b in f.scales.squeeze(-1)[there][:4096]})
+    shown = str if f.case.scale_format is None else "{:#04x}".format
+    bytes_there = sorted({shown(b) for b in f.scales.squeeze(-1)[there][:4096].tolist()})
     return [
         f"NaN policy: {int(there.sum()):,} blocks hold NaN or Inf and have scale bytes {', '.join(bytes_there[:6])}; "
         f"by {d.name}: {d.prose.nonfinite}"

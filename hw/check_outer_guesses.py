@@ -138,7 +138,7 @@ def _bounds_of_codes(f: Folded, ids: Tensor, of: Callable[[Folded], Tensor]) -> 
 
 
 def _stored(g: Folded) -> Tensor:
-    return nm.decode(g.scales, g.case.scale_format).to(torch.float64)
+    return g.scale_values.to(torch.float64)
 
 
 def _agreed(f: Folded, ids: Tensor, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:

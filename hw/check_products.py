@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import numerics as nm
-from numerics.dialects_core import LAYOUTS, Layout
+from numerics.dialects_layout import LAYOUTS, Layout, scale_values
 from numerics.partition import check_groups
 
 from .check_dump import Dump
@@ -50,7 +50,7 @@ class Operand:
     def values(self, rows: Tensor) -> Tensor:
         """Of some rows, without the outer scale, float64 (..., len(rows), K)."""
         codes, scales = self.codes.index_select(-2, rows), self.scales.index_select(-2, rows)
-        scale = nm.decode(scales, nm.E4M3 if self.layout.name == "NVFP4" else nm.E8M0).to(torch.float64)
+        scale = scale_values(scales, self.layout.scale).to(torch.float64)
         scale = scale.repeat_interleave(self.layout.block, -1)[..., : codes.shape[-1]]
         return nm.decode(codes, self.layout.element).to(torch.float64) * scale
 
@@ -130,7 +130,7 @@ def _layouts(dump: Dump, fmt: str | None) -> list[Layout]:
     if fmt is not None:
         return [LAYOUTS[fmt]]
     found = []
-    for layout in LAYOUTS.values():
+    for layout in (layout for layout in LAYOUTS.values() if layout.tile == 1 and layout.scale is not None):
         try:
             _operands(dump, layout)
         except ValueError:

@@ -16,12 +16,13 @@ from torch import Tensor
 
 import numerics as nm
 from numerics.dialects_core import Blocks, Dialect, Outer
+from numerics.dialects_layout import Layout, scale_values
 
 from .check_case import UNLIKE
 from .check_code_guesses import exact_quotient
 from .check_folded import Cut, Folded, Sample
+from .check_laws import ScaleLaw, scale_name, scales_differ, steps_of
 from .check_laws import scale_guess as guess
-from .check_laws import scales_differ, steps_of
 from .check_outer_guesses import outer_guesses, solved_outers
 from .check_proof import Guess
 from .check_roundings import POWERS, ROUNDINGS, by_value, cuts, flushed, inverse_cuts, overflowed
@@ -33,6 +34,7 @@ POSITIVE = tuple(
     w for w in ROUNDINGS if "-infinity" not in w and "away from zero, not" not in w and "ties toward +" not in w
 )
 DIVISORS = (1.0, 2.0, 4.0, 6.0, 7.0, 7.5, 28.0, 240.0, 256.0, 448.0, 57344.0, 127 / 64)
+NONE = torch.zeros(0, dtype=torch.bool)
 AXES = {-2: "block", -3: "row", -4: "expert"}
 
 
@@ -44,7 +46,7 @@ def rounded_guesses(s: Sample, bases: list[Base]) -> Iterator[Guess]:
 
 def scale_guesses(s: Sample, bases: list[Base]) -> Iterator[Guess]:
     """What else may have gone wrong with them."""
-    families = (_moved, _maxima, outer_guesses, _before_rotation, _bytes, _shortened, _inverses, _divided, _stale)
+    families = (_moved, _maxima, outer_guesses, _before_rotation, _bytes, _shifted, _shortened, _inverses, _divided, _stale)
     for family in (*families, solved_outers):
         for base in bases:
             yield from family(s, *base)
@@ -60,26 +62,36 @@ def _ratio(g: Folded, d: Dialect, outer: Outer) -> Tensor:
 
 @cache
 def natural(d: Dialect, element: nm.Format) -> str | None:
-    """How a dialect rounds its E8M0 scales: "up", "down", or None for another way."""
+    """How a dialect rounds its scales to powers of two: "up", "down", or None for another way, or none."""
     largest = element.max * torch.tensor([1.3, 1.45, 1.9]).unsqueeze(-1) * 2.0 ** torch.arange(-3, 4)
     x = torch.zeros(*largest.shape, 2)
     x[..., 0] = largest
     one = torch.ones(1, 1)
     steps = d.steps(Blocks(x, largest.unsqueeze(-1), element, torch.float32), Outer(one, one))
-    same = (how for how in ("up", "down") if torch.equal(POWERS[how](steps.ratio, nm.E8M0), steps.scales))
+    made = scale_values(steps.scales, d.scale_format)
+    same = (how for how in ("up", "down") if torch.equal(scale_values(POWERS[how](steps.ratio, nm.E8M0), nm.E8M0), made))
     return next(same, None)
+
+
+def _powers(ratio: Tensor, how: str, fmt: nm.Format | None) -> Tensor:
+    """Ratios rounded to powers of two, as the scales are stored."""
+    codes = POWERS[how](ratio, nm.E8M0)
+    return codes if fmt is not None else scale_values(codes, nm.E8M0)
 
 
 def _rounded(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
     """The dialect's scales before rounding, rounded otherwise."""
     fmt = s.case.scale_format
-    usual = natural(d, s.case.layout.element) if fmt == nm.E8M0 else ""
-    if usual is None:
+    if fmt == nm.E4M3:
+        for words in POSITIVE:
+            make = lambda g, r=ROUNDINGS[words]: r(_ratio(g, d, outer), fmt)  # noqa: E731
+            yield guess(f"scales are rounded {words}", make, d, outer)
         return
-    ways = {w: POWERS[w] for w in POWERS if w != usual} if usual else {w: ROUNDINGS[w] for w in POSITIVE}
-    for words, rounding in ways.items():
-        fault = f"scales are rounded {words}" + f", not {usual}" * bool(usual)
-        yield guess(fault, lambda g, r=rounding: r(_ratio(g, d, outer), fmt), d, outer)
+    usual = natural(d, s.case.layout.element)
+    for how in POWERS if usual is not None else ():
+        if how != usual:
+            fault = f"scales are rounded {how}, not {usual}"
+            yield guess(fault, lambda g, h=how: _powers(_ratio(g, d, outer), h, fmt), d, outer)
 
 
 def _moved(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
@@ -136,37 +148,48 @@ def _before_rotation(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
 
 
 def _bytes(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
-    """Other bytes where the dialect's are subnormal, zero or too large; shifted; or copied by value."""
-    fmt, given, mine = s.case.scale_format, s.scales, _scales(s, d, outer)
+    """Other bytes where the dialect's are subnormal, zero or too large; or copied by value."""
+    fmt = s.case.scale_format
+    if fmt is None:
+        return
     kinds: list[tuple[str, Callable[[Tensor, Tensor], Iterable[tuple[str, Tensor]]]]] = [
         ("subnormal scales are ", lambda c, q: flushed(c, fmt)),
         ("scales ", lambda c, q: overflowed(c, q, fmt)),
         ("scales are ", lambda c, q: by_value(c, fmt)),
     ]
     for start, kind in kinds:
-        for words, _ in kind(given[:0], s.x[:0]):
-            yield guess(
-                start + words,
-                lambda g, k=kind, w=words: dict(k(_scales(g, d, outer), _ratio(g, d, outer)))[w],
-                d,
-                outer,
-            )
+        for words, _ in kind(s.scales[:0], s.x[:0]):
+            make = lambda g, k=kind, w=words: dict(k(_scales(g, d, outer), _ratio(g, d, outer)))[w]  # noqa: E731
+            yield guess(start + words, make, d, outer)
+
+
+def _shifted(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
+    """One byte for all zeros, bounds, steps that all scales are off by, reciprocals."""
+    fmt, given, mine = s.case.scale_format, s.scales, _scales(s, d, outer)
+    yield guess("scales are stored as their reciprocals", lambda g: _reciprocals(g, d, outer), d, outer)
+    if fmt is None or not given.numel():
+        return
     zeros = given[mine == 0].unique()
     if len(zeros) == 1:
-        byte = int(zeros)
-        fault = f"zero scales have the byte {byte:#04x}; {d.name} has 0x00"
+        fault = f"zero scales have the byte {int(zeros):#04x}; {d.name} has 0x00"
         yield guess(fault, lambda g: torch.where(_scales(g, d, outer) == 0, zeros, _scales(g, d, outer)), d, outer)
     low, high = s.whole.scales.min(), s.whole.scales.max()
     for bound, words, limit in ((low, "below", torch.maximum), (high, "above", torch.minimum)):
         fault = f"no scale is {words} {float(nm.decode(bound, fmt)):g}, byte {int(bound):#04x}"
         yield guess(fault, lambda g, b=bound, m=limit: m(_scales(g, d, outer), b), d, outer)
-    step = int((given.to(torch.int32) - mine.to(torch.int32)).flatten().mode().values) if given.numel() else 0
-    whole = step % (1 << fmt.mantissa_bits) == 0
-    fault = (
-        f"every scale byte is {step:+d} from that of {d.name}"
-        + f", {2.0 ** (step >> fmt.mantissa_bits):g} times as much" * whole
-    )
+    step = int((given.to(torch.int32) - mine.to(torch.int32)).flatten().mode().values)
+    factor = f", {2.0 ** (step >> fmt.mantissa_bits):g} times as much" * (step % (1 << fmt.mantissa_bits) == 0)
+    fault = f"every scale byte is {step:+d} from that of {d.name}{factor}"
     yield guess(fault, lambda g: (_scales(g, d, outer).to(torch.int32) + step).to(torch.uint8), d, outer)
+
+
+def _reciprocals(g: Folded, d: Dialect, outer: Outer) -> Tensor:
+    """1 over what a dialect's scales are before they are rounded; of powers of two, over the scales."""
+    fmt = g.case.scale_format
+    if fmt == nm.E4M3:
+        return nm.encode(1 / _ratio(g, d, outer), fmt)
+    inverse = 1 / scale_values(_scales(g, d, outer), fmt)
+    return inverse if fmt is None else nm.encode(inverse, fmt)
 
 
 def _shortened(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
@@ -186,41 +209,49 @@ def _shortened(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
                 return d.steps(replace(blocks, amax=cut(blocks.amax)), g.fit(o)).scales
 
             yield guess(f"block maxima are rounded to {name} before scales are made of them", maxima, d, o)
-        rounding = nm.encode if fmt == nm.E4M3 else POWERS.get(natural(d, s.case.layout.element) or "")
-        if rounding is not None:
-            fault = f"scales are rounded twice: to {name} before {fmt.name}"
-            yield guess(fault, lambda g, r=rounding, c=cut: r(c(_ratio(g, d, outer)), fmt), d, outer)
+        yield guess(
+            f"scales are rounded twice: to {name} before {scale_name(fmt)}" if fmt else f"scales are rounded to {name}",
+            lambda g, c=cut: _finished(c(_ratio(g, d, outer)), d, s.case.layout),
+            d,
+            outer,
+        )
+
+
+def _finished(ratio: Tensor, d: Dialect, layout: Layout) -> Tensor:
+    """Ratios rounded as a dialect rounds them, where that is to nearest, up or down; else no scales at all."""
+    if layout.scale == nm.E4M3:
+        return nm.encode(ratio, nm.E4M3)
+    usual = natural(d, layout.element)
+    if usual is not None:
+        return _powers(ratio, usual, layout.scale)
+    return ratio.to(torch.float32) if layout.scale is None else torch.full_like(ratio, 255, dtype=torch.uint8)
 
 
 def _of_cut(g: Folded, d: Dialect, outer: Outer, cut: Cut) -> Tensor:
     """Scales of x that lost bits; other bytes where the codes are not those of that x."""
     steps = steps_of(g, d, outer, cut)
     law = guess("", partial(_scales, d=d, outer=outer), d, outer, cut).of
+    none = torch.full_like(g.scales, torch.nan) if g.scales.is_floating_point() else g.scales ^ 0xFF
     alike = ((steps.codes == g.codes) | (exact_quotient(law).codes(g) == g.codes) | ~g.real).all(-1, keepdim=True)
-    return torch.where(alike, steps.scales, g.scales ^ 0xFF)
+    return torch.where(alike, steps.scales, none)
 
 
 def _inverses(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
     """Block maxima that were multiplied by a reciprocal of few bits."""
-    fmt, largest, one = s.case.scale_format, s.case.layout.element.max, torch.ones(1)
-    decode = d.decode(one, one, outer.stored)
+    largest, one = s.case.layout.element.max, torch.ones(1)
     for name, cut in inverse_cuts(s.case.dtypes).items():
         limit = cut(one / largest)
-        if fmt == nm.E8M0:
-            way = natural(d, s.case.layout.element)
-            if way is not None:
-                fault = f"the reciprocal of {largest:g} is rounded to {name}, then block maxima are multiplied by it"
-                yield guess(fault, lambda g, c=limit, r=POWERS[way]: r(g.blocks(d).amax * c, fmt), d, outer)
-            continue
-        encode = one / decode
-        ways = {
-            f"{largest:g}": lambda b, e, c=limit, cut=cut: (b * c) * e,
-            f"{largest:g} times the outer scale": lambda b, e, cut=cut: b * cut(e * (1 / torch.tensor(largest))),
-            "the outer scale": lambda b, e, cut=cut: (b / largest) * cut(e),
-        }
+        ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {f"{largest:g}": lambda b, e, c=limit: (b * c) * e}
+        if d.outer_of is not None:
+            ways |= {
+                f"{largest:g} times the outer scale": lambda b, e, c=cut: b * c(e * (1 / torch.tensor(largest))),
+                "the outer scale": lambda b, e, c=cut: (b / largest) * c(e),
+            }
+        encode = one / ScaleLaw(d, outer, NONE).factor
         for what, ratio in ways.items():
             fault = f"the reciprocal of {what} is rounded to {name}, then block maxima are multiplied by it"
-            yield guess(fault, lambda g, r=ratio, e=encode: nm.encode(r(g.blocks(d).amax, g.pick(e)), fmt), d, outer)
+            make = lambda g, r=ratio: _finished(r(g.blocks(d).amax, g.pick(encode)), d, s.case.layout)  # noqa: E731
+            yield guess(fault, make, d, outer)
 
 
 def _divided(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import numerics as nm
+from numerics.dialects_layout import scale_values
 
 from .check_roundings import magnitude
 
@@ -79,22 +80,15 @@ def _ordinal(n: int) -> str:
 
 
 def places(wrong: Tensor, names: tuple[str, str]) -> list[tuple[Place, Tensor]]:
-    """Per axis, the place where all `wrong` ones (bool (..., n, B or 1)) lie, and its mask, which broadcasts to them.
-    `names`: of an index along the rows and along the values or blocks."""
-    columns = wrong.flatten(-2)
-    events = int(wrong.any(-1).sum())
-    found = []
-    for d in range(columns.ndim):
-        name = (
-            names[d - columns.ndim] if d >= columns.ndim - 2 else "expert" if columns.ndim == 3 else f"axis-{d} index"
-        )
-        hit = columns.any(tuple(k for k in range(columns.ndim) if k != d)) if columns.ndim > 1 else columns
+    """Per axis, the place where all `wrong` ones (bool (..., rows, columns)) lie, and its mask, which broadcasts to
+    them. `names`: of indices along the last two axes; with one axis before them, that counts experts."""
+    ndim, events, found = wrong.ndim, int(wrong.any(-1).sum()), []
+    for d in range(ndim):
+        name = names[d - ndim] if d >= ndim - 2 else "expert" if ndim == 3 else f"axis-{d} index"
+        hit = wrong.any(tuple(k for k in range(ndim) if k != d)) if ndim > 1 else wrong
         place = along(hit, name, events) if len(hit) > 1 and bool(hit.any()) else None
         if place is not None:
-            shape = [1] * columns.ndim
-            shape[d] = -1
-            mask = place.inside.view(shape)
-            found.append((place, mask.unflatten(-1, wrong.shape[-2:] if d == columns.ndim - 1 else (1, 1))))
+            found.append((place, place.inside.view([-1 if k == d else 1 for k in range(ndim)])))
     return found
 
 
@@ -127,9 +121,9 @@ def _parts(parts: list[tuple[int, str]], total: int) -> str:
     return ", ".join(told) + f", {left:,} otherwise" * (left > 0)
 
 
-def scale_distance(given: Tensor, made: Tensor, fmt: nm.Format) -> str:
+def scale_distance(given: Tensor, made: Tensor, fmt: nm.Format | None) -> str:
     """How scales differ, of those that do: by one factor, nearly one, or by steps."""
-    a, b = (nm.decode(t, fmt).to(torch.float64) for t in (given, made))
+    a, b = (scale_values(t, fmt).to(torch.float64) for t in (given, made))
     usable = torch.isfinite(a) & torch.isfinite(b) & (a > 0) & (b > 0)
     if bool(usable.all()):
         ratio = a / b
@@ -138,6 +132,8 @@ def scale_distance(given: Tensor, made: Tensor, fmt: nm.Format) -> str:
             return f"by a factor of {low:g}" if a.numel() == 1 else f"all by a factor of {low:g}"
         if (low > 1.15 or high < 0.87) and high < 2 * low:
             return f"by factors of {low:.4g} to {high:.4g}, {middle:.4g} in the middle"
+    if fmt is None:
+        return f"by factors of {float((a / b).nan_to_num().min()):.4g} to {float((a / b).nan_to_num().max()):.4g}"
     steps, counts = (given.to(torch.int32) - made.to(torch.int32)).unique(return_counts=True)
     order = counts.argsort(descending=True)
     parts = [(int(counts[i]), f"by {int(steps[i]):+d} code{'s' * (abs(int(steps[i])) > 1)}") for i in order[:3]]

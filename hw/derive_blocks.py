@@ -9,7 +9,7 @@ from torch import Tensor
 
 import numerics as nm
 from numerics import ops
-from numerics.blocks import partner
+from numerics.folding import partner
 from numerics.partition import Partition, random_fields
 
 from .cases import Outputs

@@ -66,7 +66,9 @@ def tables() -> dict[str, Any]:
             "targets": list(TARGETS),
         }
     formats = {name: described(fmt) for name, fmt in FORMATS.items()}
-    return {"formats": formats, "blocks": blocks, "float32_max": FLT_MAX, "least_outer": LEAST_OUTER}
+    roundings = [rounding.value for rounding in nm.Rounding]
+    limits = {"float32_max": FLT_MAX, "least_outer": LEAST_OUTER}
+    return {"formats": formats, "blocks": blocks, "roundings": roundings} | limits
 
 
 def text_of(data: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from . import block_html
 from .arguments import FLOATS, integer, require_kind, require_row_numbers, require_same_device, require_tensor
 from .block_formats import BlockFormat as BlockFormat
 from .codes import chunks, decode_tensor, step_by_step
+from .folding import partner
 from .formats import E4M3
 from .layout import pack_nibbles, unpack_nibbles
 from .outer import FLT_MAX
@@ -287,10 +288,3 @@ def _finite(x: Tensor) -> Tensor:
         return x.clamp_(-FLT_MAX, FLT_MAX)
     bits = x.view(torch.int32)
     return (bits - ((bits & 0x7FFFFFFF) == 0x7F800000).to(torch.int32)).view(torch.float32)
-
-
-def partner(axis: int, ndim: int) -> int:
-    """The other of the last two axes, which tiles reach into. Raises ValueError if `axis` is not one of them."""
-    if ndim < 2 or axis < ndim - 2:
-        raise ValueError(f"axis={axis} of {ndim}: tiles need `axis` to be one of the last two axes")
-    return 2 * ndim - 3 - axis

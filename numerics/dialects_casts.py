@@ -57,6 +57,14 @@ def tree(x: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     return x
 
 
+def halves(x: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Combine the last axis (a power of two long) by adding its second half to its first, again and again; keeps the
+    axis."""
+    while x.shape[-1] > 1:
+        x = combine(*x.chunk(2, -1))
+    return x
+
+
 def one_by_one(x: Tensor) -> Tensor:
     """Sum of the last axis from the first to the last value; keeps the axis."""
     total = torch.zeros_like(x[..., :1])
@@ -72,13 +80,13 @@ def choose(four: Tensor, if_four: Steps, otherwise: Steps) -> Steps:
     return Steps(*(torch.where(four, a, b) for a, b in pairs))
 
 
-def poisoned(blocks: Blocks, steps: Steps, scale_format: Format) -> Steps:
+def poisoned(blocks: Blocks, steps: Steps, scale_format: Format | None) -> Steps:
     """A NaN scale and codes of +max where a block is not finite: fourbit's own rule."""
     size = (blocks.x.view(torch.int32) & 0x7FFFFFFF).amax(-1, keepdim=True)
     finite = size < pattern(float("inf"), torch.float32)
-    nan = scale_format.nan_code
+    nan = float("nan") if scale_format is None else scale_format.nan_code
     assert nan is not None
-    scales = torch.where(finite, steps.scales, nan).to(torch.uint8)
+    scales = torch.where(finite, steps.scales, nan).to(torch.float32 if scale_format is None else torch.uint8)
     return Steps(
         steps.ratio, scales, steps.scaled, torch.where(finite, steps.codes, blocks.element.max_code).to(torch.uint8)
     )

@@ -9,8 +9,9 @@ another element format). The stored outer is what the quantizer keeps beside the
 tensor's amax, a factor to multiply by ("decode", amax / 2688) or to divide by ("encode", 2688 / amax).
 
 All operations are float32 unless a dialect says otherwise, in the order written, each rounded once; divisions are
-tensor by tensor. Shapes: x (..., blocks, B), scales and ratio (..., blocks, 1). Exact on every device. Nothing is
-copied from a quantizer's code; each formula was read there and is checked against its bytes where it runs on a CPU.
+tensor by tensor. Shapes: x (..., blocks, B), scales and ratio (..., blocks, 1); the B values of a tile are those of
+its first line, then of the second, and so on. Exact on every device. Nothing is copied from a quantizer's code; each
+formula was read there and is checked against its bytes where it runs on a CPU.
 """
 
 from __future__ import annotations
@@ -22,33 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import axis_of
+from .arguments import axis_of, require_same_device
 from .codes import as_tensor, decode_tensor, require_float
-from .formats import E2M1, E2M3, E3M2, E4M3, E5M2, S2F6, Format
+from .dialects_layout import LAYOUTS as LAYOUTS
+from .dialects_layout import Layout as Layout
+from .dialects_layout import scale_values
+from .folding import partner
+from .formats import E4M3, Format
 from .partition import Partition
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a dialect needs of a block format: its name, the element format, and the values that share a scale."""
-
-    name: str
-    element: Format
-    block: int
-
-
-LAYOUTS = {
-    layout.name: layout
-    for layout in (
-        Layout("NVFP4", E2M1, 16),
-        Layout("MXFP4", E2M1, 32),
-        Layout("MXFP6_E2M3", E2M3, 32),
-        Layout("MXFP6_E3M2", E3M2, 32),
-        Layout("MXFP8", E4M3, 32),
-        Layout("MXFP8_E5M2", E5M2, 32),
-        Layout("MXS2F6", S2F6, 32),
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -72,7 +54,8 @@ class Steps:
     """What a dialect made of blocks, with the values before each rounding.
 
     Args:
-        ratio: the block scale before rounding, (..., n, 1), float32 or float64. scales: its code bytes, uint8.
+        ratio: the block scale before rounding, (..., n, 1), float32 or float64. scales: its code bytes, uint8, or the
+            scale itself, float32, where the dialect's `scale_format` is None.
         scaled: elements before rounding, (..., n, B), float32 or float64. codes: uint8.
     """
 
@@ -93,8 +76,9 @@ class Outer:
 
 @dataclass(frozen=True)
 class Quantized:
-    """A dialect's bytes in the tensor's own shape: codes (uint8, one per value), scales (uint8, one per block along
-    the axis), the stored outer (float32, 1 or a run's number along the axis; None without one); format and axis."""
+    """A dialect's bytes in the tensor's own shape: codes (uint8, one per value), scales (uint8 or float32, one per
+    block along the axis, or per tile), the stored outer (float32, 1 or a run's number along the axis; None without
+    one); format and axis."""
 
     codes: Tensor
     scales: Tensor
@@ -136,7 +120,7 @@ class Dialect:
             that holds one is left out and marked).
         defined_nan: whether the code of a NaN element is a rule of the quantizer, and no accident of NaN's payload.
         run: values along the axis that share an outer; None: the tensor.
-        scale_format: of the block scales.
+        scale_format: of the block scales; None: float32.
     """
 
     name: str
@@ -150,7 +134,7 @@ class Dialect:
     nonfinite: str = "propagate"
     defined_nan: bool = True
     run: int | None = None
-    scale_format: Format = field(default=E4M3)
+    scale_format: Format | None = field(default=E4M3)
 
     def quantize(self, x: Any, fmt: Any = None, axis: int = -1, outer: Any = None) -> Quantized:
         """The bytes that this quantizer makes of `x`.
@@ -169,30 +153,28 @@ class Dialect:
         x, axis, layout = checked(x, axis, self.formats[0] if fmt is None else fmt)
         if layout.name not in self.formats:
             raise ValueError(f"fmt={layout.name}: {self.name} makes {', '.join(self.formats)}")
-        blocks = self.blocks(x.movedim(axis, -1), layout.block, layout.element)
+        folding = layout.folding(x.shape, axis)
+        blocks = self.blocks(folding.fold(x).flatten(-2), layout.per_scale, layout.element)
         if outer is None:
             factor = self.own_outer(blocks)
         else:
             if self.outer_of is None:
                 raise ValueError(f"outer given: {self.name} has one level of scales; pass None")
-            factor = Outer(outer_of_blocks(outer, x, axis, layout.block, self.run, blocks), None)
+            factor = Outer(outer_of_blocks(outer, x, axis, layout, self.run, blocks), None)
         steps = self.steps(blocks, factor)
-        length = x.shape[axis]
-        codes = steps.codes.flatten(-2)[..., :length].movedim(-1, axis)
         stored = None if self.outer_of is None else unfolded_outer(factor.stored, axis, layout.block, self.run)
-        return Quantized(codes, steps.scales.squeeze(-1).movedim(-1, axis), stored, layout.name, axis)
+        return Quantized(folding.unfold(steps.codes), folding.scales(steps.scales), stored, layout.name, axis)
 
     def dequantize(self, q: Quantized) -> Tensor:
         """Values of what `quantize` made, float32, the shape of its codes, in this quantizer's order of products."""
-        layout, codes = LAYOUTS[q.fmt], q.codes.movedim(q.axis, -1)
-        length = codes.shape[-1]
-        codes = Partition.of(length, layout.block, None).split(codes, layout.block)
+        layout = LAYOUTS[q.fmt]
+        folding = layout.folding(q.codes.shape, q.axis)
         scales = q.scales.movedim(q.axis, -1).unsqueeze(-1)
         factor = torch.ones(1)
         if q.outer is not None:
             factor = folded_outer(q.outer, q.axis, layout.block, self.run, scales.shape[-2])
-        values = self.decode(decode_tensor(codes, layout.element), decode_tensor(scales, self.scale_format), factor)
-        return values.flatten(-2)[..., :length].movedim(-1, q.axis)
+        element, scale = decode_tensor(folding.fold(q.codes), layout.element), scale_values(scales, self.scale_format)
+        return folding.unfold(self.decode(element, scale, factor))
 
     def blocks(self, x: Tensor, block: int, element: Format) -> Blocks:
         """The blocks of `x`, whose last axis is cut; the last one is padded with zeros."""
@@ -236,23 +218,33 @@ def checked(x: Any, axis: Any, fmt: Any) -> tuple[Tensor, int, Layout]:
     return tensor.detach(), axis_of(axis, tensor.shape), LAYOUTS[name]
 
 
-def outer_of_blocks(outer: Any, x: Tensor, axis: int, block: int, run: int | None, blocks: Blocks) -> Tensor:
+def outer_of_blocks(outer: Any, x: Tensor, axis: int, layout: Layout, run: int | None, blocks: Blocks) -> Tensor:
     """A given outer, checked, shaped to broadcast to the blocks' amax."""
+    tensor = given_outer(outer, x, axis, layout, run)
+    return folded_outer(tensor, axis, layout.block, run, blocks.amax.shape[-2])
+
+
+def given_outer(outer: Any, x: Tensor, axis: int, layout: Layout, run: int | None) -> Tensor:
+    """A given outer as a tensor with as many axes as `x`. `run`: values along the axis that may share one.
+
+    Raises: TypeError for another dtype than float32. ValueError for another device or shape.
+    """
     tensor = torch.tensor(outer, dtype=torch.float32) if isinstance(outer, float) else as_tensor(outer, "outer")[0]
     if tensor.dtype != torch.float32:
         raise TypeError(f"outer has dtype {tensor.dtype}: pass float32")
-    if tensor.device != x.device:
-        raise ValueError(f"outer is on {tensor.device}: x is on {x.device}; move one of them")
+    require_same_device(tensor, "outer", x, "x")
     if tensor.numel() == 1:
-        tensor = tensor.reshape([1] * x.ndim)
-    along = 1 if run is None else Partition.of(x.shape[axis], run, None).blocks
-    shape = [along if d == axis else n for d, n in enumerate(x.shape)]
-    fits = tensor.ndim == x.ndim and tensor.shape[axis] in (1, along)
+        return tensor.reshape([1] * x.ndim)
+    shape = list(x.shape)
+    shape[axis] = 1 if run is None else Partition.of(x.shape[axis], run, None).blocks
+    if layout.tile > 1:  # the lines of a tile share one
+        shape[axis] = shape[partner(axis, x.ndim)] = 1
+    fits = tensor.ndim == x.ndim and tensor.shape[axis] in (1, shape[axis])
     if not fits or any(n not in (1, m) for n, m in zip(tensor.shape, shape, strict=True)):
         raise ValueError(
             f"outer has shape {tuple(tensor.shape)}: pass one value, or {tuple(shape)} with 1 for any axis"
         )
-    return folded_outer(tensor, axis, block, run, blocks.amax.shape[-2])
+    return tensor
 
 
 def folded_outer(outer: Tensor, axis: int, block: int, run: int | None, blocks: int) -> Tensor:

@@ -16,7 +16,7 @@ from .codes import decode_tensor
 from .dialects_casts import cap, choose, const, e4m3, nearest, poisoned, square, tree
 from .dialects_core import Blocks, Dialect, Outer, Prose, Steps
 from .dialects_nv import te_of_encode
-from .dialects_te import NVFP4, plain
+from .dialects_te import TILED, plain
 from .formats import E2M1, E4M3
 from .outer import outer_scale
 
@@ -79,12 +79,20 @@ def fourbit_46(blocks: Blocks, outer: Outer) -> Steps:
     return poisoned(blocks, choose(error(four) < error(six), four, six), E4M3)
 
 
+def fourbit_fp8(blocks: Blocks, outer: Outer) -> Steps:
+    """fourbit's rule "amax" (DeepSeek-V3, arXiv 2412.19437, section 3.3): s = b / max in float32, 1 of a zero block."""
+    ratio = blocks.amax / const(blocks.amax, blocks.element.max)
+    scale = torch.where(blocks.amax == 0, const(ratio, 1.0), ratio)
+    scaled = blocks.x / torch.where(scale == 0, float("inf"), scale)
+    return poisoned(blocks, Steps(ratio, scale, scaled, nearest(scaled, blocks.element)), None)
+
+
 # ---- entries ---------------------------------------------------------------------------------------------------------
 
 EXACT = Dialect(
     "exact",
     "the real quotients of arXiv 2509.25149, appendix B, each rounded once",
-    NVFP4,
+    TILED,
     Prose(
         "the tensor's amax A itself",
         "e4m3(448 b / A)",
@@ -105,7 +113,7 @@ def _house(name: str, rule: str, limit: float, steps: Callable[..., Steps], pros
     return Dialect(
         name,
         f'fourbit, numerics.scales, rule "{rule}"',
-        NVFP4,
+        TILED,
         Prose(f"decode, A / {limit:g}, at least 2^-128, 1 for zeros", *prose, _BLOCK, "(q * s) * outer"),
         steps,
         orders.inner_first,
@@ -132,5 +140,22 @@ HOUSE = (
         1536.0,
         fourbit_46,
         ("e4m3(b / (outer * 6)) or e4m3(b / (outer * 4)), the smaller sum of squared errors", _ZERO, _DIVIDED),
+    ),
+    Dialect(
+        "fourbit_fp8",
+        'fourbit, numerics.scales, rule "amax"; arXiv 2412.19437, section 3.3',
+        ("FP8_1X128", "FP8_128X128"),
+        Prose(
+            "none",
+            "b / 448, float32",
+            "1; an amax below 448 * 2^-149 gives scale 0 and elements of signed zero",
+            f"x / s, {_EVEN}, saturating, -0 kept",
+            "a block that holds one gets a NaN scale and codes of +max",
+            "q * s",
+        ),
+        fourbit_fp8,
+        orders.one_level,
+        nonfinite="block",
+        scale_format=None,
     ),
 )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .codes import decode_tensor, encode_tensor
-from .dialects_casts import cap, choose, const, e4m3, nearest, nearest_plus_zero, one_by_one, square, tree
+from .dialects_casts import cap, choose, const, e4m3, halves, nearest, nearest_plus_zero, one_by_one, square, tree
 from .dialects_core import Blocks, Steps
 from .dialects_orders import encode_scale, guarded_encode
 from .formats import E2M1, E4M3
@@ -66,7 +66,8 @@ def divide_first(blocks: Blocks, s_enc: Tensor) -> Steps:
 def te_46(blocks: Blocks, amax: Tensor, bound: float, measure: Measure) -> Steps:
     """Four over six: base = (b / 6) * S_enc, s = e4m3(min(base or base * 1.5, 448)), elements as `te`.
 
-    The error of ((q * s) * A) / (6 * bound) - x is summed from the first value to the last; 4 only if smaller.
+    The error of ((q * s) * A) / (6 * bound) - x is summed from the first value to the last; 4 only if smaller. The sums
+    of a tile's lines are added in halves: the first eight to the last eight, and so on.
     """
     s_enc, limit = encode_scale(amax, 6 * bound), const(amax, 6 * bound)
     base = (blocks.amax / const(amax, 6.0)) * s_enc
@@ -74,7 +75,8 @@ def te_46(blocks: Blocks, amax: Tensor, bound: float, measure: Measure) -> Steps
 
     def error(steps: Steps) -> Tensor:
         inner = decode_tensor(steps.codes, E2M1) * decode_tensor(steps.scales, E4M3)
-        return one_by_one(measure((inner * amax) / limit - blocks.x))
+        lines = measure((inner * amax) / limit - blocks.x).unflatten(-1, (-1, 16))
+        return halves(one_by_one(lines).squeeze(-1), torch.add)
 
     return choose(error(four) < error(six), four, six)
 

@@ -21,6 +21,7 @@ from .dialects_orders import (
 )
 
 NVFP4 = ("NVFP4",)
+TILED = ("NVFP4", "NVFP4_2D")
 _CORE = "NVIDIA/TransformerEngine, transformer_engine/common/cast/nvfp4/"
 _REFERENCE = "NVIDIA/TransformerEngine, transformer_engine/pytorch/custom_recipes/reference_nvfp4.py, NVFP4QuantizerRef"
 _AMAX = "the tensor's amax A itself; S_enc = min(2688 / A, FLT_MAX), 1 where A is infinite"
@@ -53,7 +54,7 @@ _FORMULA = "e4m3(b * (S_enc * fl(1/6)))"
 TE = Dialect(
     "te",
     _REFERENCE + ", since 2.15 (#2555)",
-    NVFP4,
+    TILED,
     Prose(_AMAX, _FORMULA, _UNDERFLOW, f"{_CAPPED}, cast by comparisons: {_CAST}", _POISON, _TE_DECODE),
     plain(nv.te),
     te_order,
@@ -63,7 +64,7 @@ TE = Dialect(
 TE_KERNEL = Dialect(
     "te_kernel",
     _CORE + "core_nvfp4.cuh, compute_decoding_scaling_factor, since 2.15 (#2555)",
-    NVFP4,
+    TILED,
     Prose(_AMAX, _FORMULA, _UNDERFLOW, f"{_CAPPED}, {_HARDWARE}", _PASSED_OVER, _TE_DECODE, _READ),
     plain(nv.te_kernel),
     te_order,
@@ -74,7 +75,7 @@ TE_KERNEL = Dialect(
 TE_BEFORE = Dialect(
     "te_before_2_15",
     _CORE + "quantize_nvfp4.cuh and core_nvfp4.cuh, quantization_SF, before #2555",
-    NVFP4,
+    TILED,
     Prose(
         _AMAX,
         "e4m3((b * fl(1/6)) * S_enc)",
@@ -93,7 +94,7 @@ TE_BEFORE = Dialect(
 TE_BEFORE_TRANSPOSE = Dialect(
     "te_before_2_15_transpose",
     _CORE + "quantize_transpose_nvfp4.cuh and core_nvfp4.cuh, quantization_and_transposition_SF, before #2555",
-    NVFP4,
+    TILED,
     Prose(_AMAX, "e4m3((b / 6) * S_enc)", _UNDERFLOW, f"{_CAPPED}, {_HARDWARE}", _PASSED_OVER, _TE_DECODE, _READ),
     plain(_transposing),
     te_order,
@@ -104,7 +105,7 @@ TE_BEFORE_TRANSPOSE = Dialect(
 APP_B = Dialect(
     "app_b",
     "arXiv 2509.25149, appendix B",
-    NVFP4,
+    TILED,
     Prose(
         "decode, s_dec = 1 / S_enc",
         "e4m3((b / 6) * S_enc)",
@@ -126,7 +127,7 @@ def _four_over_six(name: str, bound: float, measure: Callable[[Tensor], Tensor],
     return Dialect(
         name,
         _REFERENCE + ", nvfp4_use_4over6; common/cast/nvfp4/quantize_4over6_nvfp4.cuh",
-        NVFP4,
+        TILED,
         Prose(
             f"the tensor's amax A itself; S_enc = min({outer_max:g} / A, FLT_MAX)",
             f"e4m3(min(r, 448)) of r = (b / 6) * S_enc or r * 1.5, whichever has the smaller sum of {words}",

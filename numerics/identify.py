@@ -21,55 +21,66 @@ import torch
 from torch import Tensor
 
 from .arguments import require_integers, require_same_device
-from .codes import as_tensor, decode_tensor
+from .codes import as_tensor, decode_tensor, require_float
 from .dialects import DIALECTS
-from .dialects_core import (
-    LAYOUTS,
-    Blocks,
-    Dialect,
-    Layout,
-    Outer,
-    Steps,
-    checked,
-    folded_outer,
-)
-from .formats import E4M3, Format
+from .dialects_core import Blocks, Dialect, Outer, Steps, checked, folded_outer, given_outer
+from .dialects_layout import LAYOUTS, Layout, scales_differ
+from .formats import Format
 from .identify_result import Difference, Identification, Verdict
 from .near import did_you_mean
-from .partition import Partition
 
 _FORMATS = ", ".join(LAYOUTS)
 
 
 def identify(
-    x: Any, codes: Any, scales: Any, outer: Any = None, fmt: Any = None, axis: int = -1, dialects: Any = None
+    x: Any,
+    codes: Any,
+    scales: Any,
+    outer: Any = None,
+    fmt: Any = None,
+    axis: int = -1,
+    dialects: Any = None,
+    real: Tensor | None = None,
 ) -> Identification:
     """Which dialects make `codes` and `scales` of `x`.
 
     Args:
         x: what was quantized, in the dtype in which it was: floating point, torch or numpy, at least one axis.
         codes: element codes, integers, the shape of `x` (unpacked: `nm.layout.unpack_nibbles`).
-        scales: scale codes as integers or float8 bytes, the shape of `x` with the number of blocks along `axis`
-            (not swizzled: `nm.layout.unswizzle_scales`).
+        scales: scale codes as integers or float8 bytes, float32 numbers for FP8 blocks; the shape of `x` with the
+            number of blocks along `axis` (and of tiles along its neighbour; not swizzled:
+            `nm.layout.unswizzle_scales`).
         outer: the stored outer, float32, as amax, decode or encode factor: one value, or `x.ndim` axes with 1 along
             `axis` (or one per run of 128); None: not compared.
         fmt: the block format or its name; None: from the number of blocks and the largest code.
         axis: along which blocks run. dialects: names to try; None: all of the format.
+        real: which values are compared, bool, broadcasts to `x`; None: all. Others count as padding.
 
     Raises:
         TypeError: `x` is not floating point, codes or scales are no integers, outer no float32.
         ValueError: shapes that do not belong together, codes out of range, an unknown format or dialect.
     """
-    codes, scales = _bytes(codes, "codes"), _bytes(scales, "scales")
+    codes = _bytes(codes, "codes")
     x, axis, layout = checked(x, axis, _layout(x, codes, scales, axis) if fmt is None else fmt)
+    scales = _bytes(scales, "scales") if layout.scale is not None else _numbers(scales, layout)
     _require_shapes(x, codes, scales, axis, layout)
     chosen = _chosen(dialects, layout)
-    split = Partition.of(x.shape[axis], layout.block, None).split
-    real = split(torch.ones(x.shape[axis], dtype=torch.uint8, device=x.device), layout.block) > 0
-    folded = split(codes.movedim(axis, -1), layout.block), scales.movedim(axis, -1).unsqueeze(-1)
-    dump = _Dump(x, axis, layout, *folded, None if outer is None else _given(outer, x, axis), real)
-    verdicts = sorted((_judge(dialect, dump) for dialect in chosen), key=lambda v: v.scales * layout.block + v.codes)
+    folding = layout.folding(x.shape, axis)
+    places = torch.ones(1, dtype=torch.bool, device=x.device) if real is None else real
+    folded = [folding.fold(t) for t in (x, codes, places.expand(x.shape))]
+    given = None if outer is None else given_outer(outer, x, axis, layout, 128)
+    dump = _Dump(folded[0], axis, layout, folded[1], scales.movedim(axis, -1).unsqueeze(-1), given, folded[2])
+    verdicts = sorted((_judge(d, dump) for d in chosen), key=lambda v: v.scales * layout.per_scale + v.codes)
     return Identification(layout, scales.numel(), codes.numel(), tuple(verdicts))
+
+
+def _numbers(value: Any, layout: Layout) -> Tensor:
+    """Scales of a format that has them in float32."""
+    tensor, _ = as_tensor(value, "scales")
+    require_float(tensor, "scales")
+    if tensor.dtype != torch.float32:
+        raise TypeError(f"scales have dtype {tensor.dtype}: {layout.name} has them in float32")
+    return tensor
 
 
 def _bytes(value: Any, name: str) -> Tensor:
@@ -85,9 +96,9 @@ def _bytes(value: Any, name: str) -> Tensor:
     return tensor
 
 
-def _layout(x: Any, codes: Tensor, scales: Tensor, axis: int) -> str:
+def _layout(x: Any, codes: Tensor, scales: Any, axis: int) -> str:
     """The format by the values per scale: 16 is NVFP4, 32 is MXFP4, or MXFP8 if codes go beyond 15."""
-    x, _ = as_tensor(x, "x")
+    x, scales = as_tensor(x, "x")[0], _bytes(scales, "scales")
     if x.ndim == 0 or scales.ndim != x.ndim or not -x.ndim <= axis < x.ndim:
         return "NVFP4"  # the checks of shapes say what is wrong
     length, blocks = x.shape[axis], scales.shape[axis]
@@ -106,8 +117,7 @@ def _layout(x: Any, codes: Tensor, scales: Tensor, axis: int) -> str:
 def _require_shapes(x: Tensor, codes: Tensor, scales: Tensor, axis: int, layout: Layout) -> None:
     if codes.shape != x.shape:
         raise ValueError(f"codes have shape {tuple(codes.shape)}: x has {tuple(x.shape)}; unpack nibbles first")
-    blocks = Partition.of(x.shape[axis], layout.block, None).blocks
-    expected = tuple(blocks if d == axis else n for d, n in enumerate(x.shape))
+    expected = layout.entries(x.shape, axis)
     if tuple(scales.shape) != expected:
         raise ValueError(
             f"scales have shape {tuple(scales.shape)}: {layout.name} of {tuple(x.shape)} with blocks along axis {axis} "
@@ -133,30 +143,10 @@ def _chosen(names: Iterable[str] | None, layout: Layout) -> list[Dialect]:
     return [known[name] for name in wanted]
 
 
-def _given(outer: Any, x: Tensor, axis: int) -> Tensor:
-    """The outer that was passed, float32, with as many axes as `x`."""
-    tensor = torch.tensor(outer, dtype=torch.float32) if isinstance(outer, float) else as_tensor(outer, "outer")[0]
-    if tensor.dtype != torch.float32:
-        raise TypeError(f"outer has dtype {tensor.dtype}: pass float32")
-    require_same_device(tensor, "outer", x, "x")
-    if tensor.numel() == 1:
-        return tensor.reshape([1] * x.ndim)
-    runs = Partition.of(x.shape[axis], 128, None).blocks
-    fits = tensor.ndim == x.ndim and tensor.shape[axis] in (1, runs)
-    if not fits or any(
-        n not in (1, m) for d, (n, m) in enumerate(zip(tensor.shape, x.shape, strict=True)) if d != axis
-    ):
-        raise ValueError(
-            f"outer has shape {tuple(tensor.shape)}: pass one value, or the {x.ndim} axes of x {tuple(x.shape)}, 1 for "
-            f"any of them, and along axis {axis} 1 or {runs} runs of 128"
-        )
-    return tensor
-
-
 @dataclass(frozen=True)
 class _Dump:
-    """What is to be identified: codes (..., n, B) and scales (..., n, 1) of `x`, the outer with its axes, and which
-    places of the last axes hold values rather than padding, (n, B)."""
+    """What is to be identified: `x` and codes (..., n, B), scales (..., n, 1), the outer with the axes of the tensor,
+    and which places hold values rather than padding, like `x`."""
 
     x: Tensor
     axis: int
@@ -168,7 +158,7 @@ class _Dump:
 
 
 def _judge(dialect: Dialect, dump: _Dump) -> Verdict:
-    blocks = dialect.blocks(dump.x.movedim(dump.axis, -1), dump.layout.block, dump.layout.element)
+    blocks = dialect.blocks(dump.x.flatten(-2), dump.layout.per_scale, dump.layout.element)
     runs = dump.outer is not None and dump.outer.shape[dump.axis] != 1
     if dump.outer is None or dialect.outer_of is None or (runs and dialect.run is None):
         kind = "own" if dump.outer is None else "other"
@@ -185,18 +175,13 @@ def _judge(dialect: Dialect, dump: _Dump) -> Verdict:
 
 def _compare(dialect: Dialect, dump: _Dump, blocks: Blocks, outer: Outer, kind: str) -> Verdict:
     steps = dialect.steps(blocks, outer)
-    wrong_scales = one_nan(dump.scales, dialect.scale_format) != one_nan(steps.scales, dialect.scale_format)
+    wrong_scales = scales_differ(dump.scales, steps.scales, dialect.scale_format)
     unjudged = torch.zeros_like(dump.codes, dtype=torch.bool)
     if not dialect.defined_nan:
         unjudged = torch.isnan(steps.scaled) & dump.real
     wrong_codes = (dump.codes != steps.codes) & dump.real & ~unjudged
     first = _first(dialect, dump, blocks, outer, steps, wrong_scales, wrong_codes)
     return Verdict(dialect, kind, int(wrong_scales.sum()), int(wrong_codes.sum()), int(unjudged.sum()), first)
-
-
-def one_nan(scales: Tensor, fmt: Format) -> Tensor:
-    """0xFF of E4M3 is the negative NaN: as 0x7F."""
-    return torch.where(scales == 0xFF, 0x7F, scales) if fmt == E4M3 else scales
 
 
 def _first(
@@ -216,11 +201,15 @@ def _first(
     at = tuple(found[0].tolist())
     block = at[:-1]
     position = int(blocks.x[block].abs().argmax()) if kind == "scale" else at[-1]
-    index = list(block[:-1])
-    index.insert(dump.axis, block[-1] if kind == "scale" else block[-1] * dump.layout.block + position)
+    index, (line, place) = list(block), divmod(position, dump.layout.block)
+    if kind == "code":
+        index[-1] = block[-1] * dump.layout.block + place
+        if dump.layout.tile > 1:
+            index[-2] = block[-2] * dump.layout.tile + line
+    index.insert(dump.axis, index.pop())
     theirs, ours = (dump.scales, steps.scales) if kind == "scale" else (dump.codes, steps.codes)
     lines = _derivation(dialect, dump, blocks, outer, steps, (*block, position))
-    return Difference(kind, tuple(index), int(theirs[at]), int(ours[at]), lines)
+    return Difference(kind, tuple(index), theirs[at].item(), ours[at].item(), lines)
 
 
 def _derivation(
@@ -252,10 +241,12 @@ def _number(value: Tensor) -> str:
     return f"{float(value):.9g} ({float(value).hex()})"
 
 
-def _bytes_of(ours: Tensor, theirs: Tensor, fmt: Format) -> str:
-    """Two codes and their values."""
+def _bytes_of(ours: Tensor, theirs: Tensor, fmt: Format | None) -> str:
+    """Two codes and their values, or two numbers."""
 
     def shown(code: Tensor) -> str:
+        if fmt is None:
+            return _number(code)
         return f"{int(code):#04x} = {float(decode_tensor(code.reshape(1), fmt)):g}"
 
     return f"by the dialect {shown(ours)}, given {shown(theirs)}"

@@ -14,18 +14,19 @@ class Difference:
 
     Args:
         kind: "scale" or "code". index: of the block's scale in `scales`, or of the code in `codes`.
-        theirs, ours: the byte passed and the dialect's.
+        theirs, ours: the byte passed and the dialect's; the number where scales are float32.
         derivation: lines that lead from the block's largest magnitude to the dialect's byte.
     """
 
     kind: str
     index: tuple[int, ...]
-    theirs: int
-    ours: int
+    theirs: int | float
+    ours: int | float
     derivation: tuple[str, ...]
 
     def __str__(self) -> str:
-        head = f"first difference: {self.kind} at {self.index}, given {self.theirs:#04x}, dialect {self.ours:#04x}"
+        theirs, ours = (f"{n:#04x}" if isinstance(n, int) else f"{n:.9g}" for n in (self.theirs, self.ours))
+        head = f"first difference: {self.kind} at {self.index}, given {theirs}, dialect {ours}"
         return "\n".join([head, *(f"    {line}" for line in self.derivation)])
 
 

@@ -9,53 +9,20 @@ rows, empty groups, all-zero blocks and tensors are ordinary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .arguments import axis_of, require_kind, shown
-from .blocks import BlockFormat, BlockTensor, made, partner
+from .blocks import BlockFormat, BlockTensor, made
 from .codes import as_tensor, chunks, require_float, step_by_step
+from .folding import Folding
 from .outer import FLT_MAX, outer_of_runs, outer_of_scope, round_outer
-from .partition import Partition, check_groups, random_fields
+from .partition import check_groups, random_fields
 from .philox import Random
 from .rounding import Rounding, pattern
 from .scales import RULES, Block, Rule
-
-
-@dataclass(frozen=True)
-class _Folding:
-    """How a tensor folds into (..., blocks, B) and back: `axis` last, cut into blocks, tile lines beside each other."""
-
-    axis: int
-    lines: Partition | None
-    blocks: Partition
-    fmt: BlockFormat
-
-    def fold(self, x: Tensor) -> Tensor:
-        x = x.movedim(self.axis, -1)
-        # many steps follow: a CPU reads a transposed tensor slowly each time
-        return self.gather(self.blocks.split(x.contiguous() if step_by_step(x.device) else x, self.fmt.block))
-
-    def gather(self, x: Tensor) -> Tensor:
-        """(..., lines, blocks, B) -> (..., tiles, blocks, tile * B)."""
-        if self.lines is None:
-            return x
-        x = self.lines.split(x.movedim(-3, -1), self.fmt.tile)  # (..., blocks, B, tiles, tile)
-        return x.movedim(-2, -4).movedim(-1, -2).flatten(-2)  # (..., tiles, blocks, B, tile) -> tile before B
-
-    def unfold(self, x: Tensor) -> Tensor:
-        """Inverse of `fold`."""
-        if self.lines is not None:
-            x = x.unflatten(-1, (self.fmt.tile, self.fmt.block)).movedim(-2, -1).movedim(-4, -2)
-            x = self.lines.join(x).movedim(-1, -3)
-        return self.blocks.join(x).movedim(-1, self.axis)
-
-    def scales(self, x: Tensor) -> Tensor:
-        """(..., tiles, blocks, 1) -> the axes of the tensor."""
-        return x.squeeze(-1).movedim(-1, self.axis)
 
 
 def quantize(
@@ -98,10 +65,8 @@ def quantize(
     chosen = fmt.rule if rule is None else _rule(rule, fmt)
     tensor, axis, offsets = _checked(x, axis, groups, rounding, random, chosen, check_finite)
     scope = fmt.outer if isinstance(outer, str) and outer == "format" else outer
-    partition = Partition.of(tensor.shape[axis], fmt.block, offsets)
-    other = None if fmt.tile == 1 else partner(axis, tensor.ndim)
-    lines = None if other is None else Partition.of(tensor.shape[other], fmt.tile, None)
-    folding = _Folding(axis, lines, partition, fmt)
+    folding = Folding.of(tensor.shape, axis, fmt.block, fmt.tile, offsets)
+    partition = folding.blocks
     blocks = folding.fold(tensor)
     largest = _largest(blocks)
     finite = largest < pattern(float("inf"), torch.float32)
@@ -169,7 +134,7 @@ def _outer_scales(
     axis: int,
     scope: str | int | Tensor | None,
     outer_max: float | None,
-    folding: _Folding,
+    folding: Folding,
     how: str | None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """(outer of each block, its encode scale, the outer as it is kept), see `outer`."""
@@ -185,7 +150,7 @@ def _outer_scales(
     if folding.lines is not None:
         _require_tile_scope(scope, x)
     if isinstance(scope, int):
-        outer, s_enc, run_of_block = outer_of_runs(amax, scope, folding.blocks, folding.fmt.block, outer_max)
+        outer, s_enc, run_of_block = outer_of_runs(amax, scope, folding.blocks, folding.block, outer_max)
     else:
         outer, s_enc = outer_of_scope(x.shape, amax, axis, scope, outer_max)
         run_of_block = None

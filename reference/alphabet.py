@@ -1,8 +1,8 @@
-"""Text to a model's tokens and back: bytes, or the tokens of a tokenizer's file."""
+"""Text to a model's tokens and back: bytes, or the tokens of a tokenizer's file, which the library itself decodes."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -25,8 +25,8 @@ class Alphabet(Protocol):
         """The tokens of a text. ValueError for one that has none."""
         ...
 
-    def piece(self, token: int) -> bytes:
-        """The bytes that a token stands for; those of several, one after the other, are the text."""
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens. The end and tokens that mean nothing have none; what is no UTF-8 becomes U+FFFD."""
         ...
 
 
@@ -41,35 +41,29 @@ class Bytes:
     def encode(self, text: bytes) -> list[int]:
         return list(text)
 
-    def piece(self, token: int) -> bytes:
-        return bytes([token])
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(token for token in tokens if token < self.size and token != self.end).decode("utf-8", "replace")
 
 
 class Tokens:
-    """The tokens of a tokenizer. Of one whose characters are not bytes a piece is what the vocabulary has, with a space
-    for U+2581. `path`, `end_token`: the file, and the name of the token at the end if it was given."""
+    """The tokens of a tokenizer. `path`, `end_token`: the file, and the name of the end if it was given."""
 
     def __init__(self, tokenizer: Tokenizer, path: Path, end_token: str | None) -> None:
         self.tokenizer, self.path, self.end_token = tokenizer, path, end_token
         self.size, self.end = tokenizer.vocab, tokenizer.end
-        tree = json.loads(tokenizer.contents)
-        vocab = tree["model"]["vocab"]
-        own = vocab.items() if isinstance(vocab, dict) else ((token, i) for i, (token, _) in enumerate(vocab))
-        table = _bytes_of_characters()
-        spell = _spelled if tokenizer.token_bytes is None else lambda token: _decoded(token, table)
-        self._pieces = {i: spell(token) for token, i in own}
-        self._pieces |= {entry["id"]: entry["content"].encode() for entry in tree.get("added_tokens") or ()}
-        self._pieces[self.end] = b""
         self._encoder: Encoder | None = None
 
     def encode(self, text: bytes) -> list[int]:
-        if self._encoder is None:
-            self._encoder = Encoder(self.tokenizer, str(self.path))
-        found: list[int] = self._encoder.encode([("prompt", text)])[0][:-1].tolist()
+        found: list[int] = self._loaded().encode([("prompt", text)])[0][:-1].tolist()
         return found
 
-    def piece(self, token: int) -> bytes:
-        return self._pieces.get(token, b"")
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._loaded().decode([token for token in tokens if token < self.size and token != self.end])
+
+    def _loaded(self) -> Encoder:
+        if self._encoder is None:
+            self._encoder = Encoder(self.tokenizer, str(self.path))
+        return self._encoder
 
 
 END_BYTE = 3  # ASCII's ETX
@@ -81,18 +75,26 @@ def alphabet_of(config: TrainConfig, tuned: bool = False) -> Alphabet:
     return Bytes(END_BYTE if tuned else None) if found is None else Tokens(*found)
 
 
-def _bytes_of_characters() -> dict[str, int]:
-    """The alphabet of byte-level BPE: printable Latin-1 characters are themselves, the others follow from 256 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = sorted(set(range(256)) - set(printable))
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+def streamed(alphabet: Alphabet, tokens: Iterable[int]) -> Iterator[str]:
+    """The text of tokens that come one by one: for each what it adds, as soon as its characters are whole, and at the
+    end the rest.
+
+    Only the tokens since the last but one addition are decoded again: a decoder may treat the first token of a text in
+    another way than later ones, so that the last addition's are needed before the new ones. A token that adds nothing
+    moves nothing.
+    """
+    seen: list[int] = []
+    start = read = 0  # tokens since `start` are decoded; the text of those before `read` was given out
+    for token in tokens:
+        seen.append(token)
+        added = _added(alphabet, seen[start:read], seen[start:])
+        if added.endswith("\ufffd"):  # perhaps the first bytes of a character
+            added = ""
+        yield added
+        if added:
+            start, read = read, len(seen)
+    yield _added(alphabet, seen[start:read], seen[start:])
 
 
-def _decoded(token: str, table: dict[str, int]) -> bytes:
-    if all(character in table for character in token):
-        return bytes(table[character] for character in token)
-    return token.encode(errors="replace")
-
-
-def _spelled(token: str) -> bytes:
-    return token.replace("\u2581", " ").encode(errors="replace")
+def _added(alphabet: Alphabet, before: Sequence[int], after: Sequence[int]) -> str:
+    return alphabet.decode(after)[len(alphabet.decode(before)) :]

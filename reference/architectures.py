@@ -58,6 +58,21 @@ class Place:
         return self.theirs.removesuffix(".weight")
 
 
+@dataclass(frozen=True)
+class Zero:
+    """A tensor that must be zero. lacks: what our model has not. bias: of attention, which a folder may leave out."""
+
+    theirs: str
+    shape: tuple[int, ...]
+    lacks: str
+    bias: bool = False
+
+    @property
+    def module(self) -> str:
+        """The module that has it."""
+        return self.theirs.rpartition(".")[0]
+
+
 def _mixtral(c: ModelConfig) -> dict[str, Any]:
     return {"intermediate_size": c.expert_dim, "num_local_experts": c.experts, "sliding_window": c.window}
 
@@ -72,7 +87,7 @@ def _qwen2_moe(c: ModelConfig) -> dict[str, Any]:
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
         "mlp_only_layers": list(range(c.dense_layers)),
-        "qkv_bias": False,
+        "qkv_bias": True,  # zeros: vLLM has them in any case, and reads what was in memory if a file lacks them
         "use_sliding_window": c.window is not None,
         "sliding_window": c.window,
         "max_window_layers": c.depth,
@@ -109,15 +124,13 @@ ARCHITECTURES = {
         ),
         Architecture(
             *("qwen2_moe", "Qwen2MoeForCausalLM", "mlp", _PROJECTIONS, "shared_expert", 2.0, _qwen2_moe),
-            _SAME
-            | {"rms_norm_eps": (EPSILON, 1e-6), "norm_topk_prob": (True, False), "decoder_sparse_step": (1, 1)}
-            | {"qkv_bias": (False, True)},
+            _SAME | {"rms_norm_eps": (EPSILON, 1e-6), "norm_topk_prob": (True, False), "decoder_sparse_step": (1, 1)},
         ),
         Architecture(
             *("glm4_moe", "Glm4MoeForCausalLM", "mlp", _PROJECTIONS, "shared_experts", 1.0, _glm4_moe),
             _SAME
             | {"rms_norm_eps": (EPSILON, 1e-5), "norm_topk_prob": (True, True), "routed_scaling_factor": (1.0, 1.0)}
-            | {"n_group": (1, 1), "use_qk_norm": (False, False), "attention_bias": (False, False)},
+            | {"n_group": (1, 1), "topk_group": (1, 1)},
         ),
     )
 }
@@ -199,11 +212,24 @@ def places(c: ModelConfig) -> Iterator[Place]:
             yield from _moe(c, found, f"layers.{layer}.moe", f"model.layers.{layer}.{found.block}")
 
 
-def gates(c: ModelConfig) -> list[str]:
-    """Tensors (1, D) that must be zero: the gates of shared experts."""
+def zeros(c: ModelConfig) -> list[Zero]:
+    """Tensors of the architecture that our model lacks: the gates of shared experts, and the biases of attention."""
     found = architecture_of(c)
-    layers = range(c.dense_layers, c.depth) if found.kind == "qwen2_moe" else ()
-    return [f"model.layers.{layer}.{found.block}.shared_expert_gate.weight" for layer in layers]
+    if found.kind != "qwen2_moe":
+        return []
+    size = c.dim // c.heads
+    rows = {"q": c.heads * size, "k": c.key_heads * size, "v": c.key_heads * size}
+    gates = [
+        f"model.layers.{layer}.{found.block}.shared_expert_gate.weight" for layer in range(c.dense_layers, c.depth)
+    ]
+    return [
+        *(Zero(name, (1, c.dim), "shared expert has no gate") for name in gates),
+        *(
+            Zero(f"model.layers.{layer}.self_attn.{name}_proj.bias", (count,), "attention has no biases", True)
+            for layer in range(c.depth)
+            for name, count in rows.items()
+        ),
+    ]
 
 
 def _attention(c: ModelConfig, ours: str, theirs: str) -> Iterator[Place]:

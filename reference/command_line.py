@@ -1,7 +1,7 @@
 """The words of `fourbit train`: how they become a configuration, and which words would give a configuration.
 
 `--dial 12` sets every size of the model that goes with a depth of 12 (`ModelConfig.dial`), `--init-from FOLDER` those
-of the folder; a `--model.` field that is given beside it stands, whatever its value. A run is named by its
+of the folder, and its tokenizer; a field that is given beside it stands, whatever its value. A run is named by its
 sizes, so it does not matter how they were said.
 """
 
@@ -16,8 +16,10 @@ from typing import Any
 import tyro
 
 from .config import TrainConfig
+from .data import is_tokenized
+from .folder_config import sizes_of
+from .folder_tokens import tokens_of
 from .model import ModelConfig
-from .pretrained import sizes_of
 
 PROGRAM = "fourbit train"
 
@@ -46,10 +48,11 @@ def parse(argv: list[str]) -> TrainConfig:
     if found.init_from is not None:
         if found.dial is not None:
             raise ValueError(f"dial {found.dial} and init_from {str(found.init_from)!r} both give sizes; leave one out")
-        sizes = Arguments(found.out, model=ModelConfig(**sizes_of(found.init_from)))
+        tokens = tokens_of(found.init_from)
+        fields = {} if found.tokenizer or is_tokenized(found.data) or tokens is None else tokens.fields
+        sizes = Arguments(found.out, model=ModelConfig(**sizes_of(found.init_from)), **fields)
         found = tyro.cli(Arguments, args=argv, prog=PROGRAM, default=sizes)
-    fields = {f.name: getattr(found, f.name) for f in dataclasses.fields(TrainConfig)}
-    return TrainConfig(**fields)
+    return TrainConfig(**{f.name: getattr(found, f.name) for f in dataclasses.fields(TrainConfig)})
 
 
 def exact(argv: list[str]) -> str:

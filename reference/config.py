@@ -128,8 +128,8 @@ class TrainConfig:
     seed: int = 0
     """Decides initial weights, batches and stochastic rounding."""
     init_from: Path | None = None
-    """Folder of the library transformers to start from (`fourbit export` writes such): its sizes, its weights as FP32
-    masters; drawn from the seed if left out."""
+    """Folder of the library transformers to start from (`fourbit export` writes such): its sizes, its tokenizer, its
+    weights as FP32 masters; drawn from the seed if left out."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to train; never chosen for you."""
     threads: int = 1

@@ -28,6 +28,7 @@ __all__ = [
     "batch",
     "epoch_batch",
     "heldout_batch",
+    "is_tokenized",
     "load_corpus",
     "require_sequences",
     "require_vocabulary",
@@ -85,6 +86,11 @@ def tokenizer_file(
     if (folder := _shard_folder(data)) is not None:
         return shard_tokenizer(folder)
     return None if tokenizer is None else (read_tokenizer(tokenizer, end_token), tokenizer, end_token)
+
+
+def is_tokenized(data: str | None) -> bool:
+    """Whether `data` names shards. ValueError for unfinished ones."""
+    return _shard_folder(data) is not None
 
 
 def _shard_folder(data: str | None) -> Path | None:

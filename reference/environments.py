@@ -4,6 +4,9 @@ An environment is a function `Draws -> Problem`: it draws a prompt and gives the
 0 to 1 by custom. Problem number i of a seed is drawn with words of numpy's Philox (seed, i), so it is the same whenever
 and wherever it is asked for. Another one than these is named by its import path, `module:function`.
 
+Numbers below 2^31 are of problems to learn from, those from there on of problems that are held out. A problem is drawn
+again until its prompt is on the side of its number, see `heldout`: no prompt that is held out is ever learned from.
+
     arithmetic   7+8=                  15       two digits, + or -
     countdown    make 19 of 8 3 5=     8*3-5    three digits, each used at most once, with + - and *
     reversal     reverse abcd=         dcba     three to five letters
@@ -25,9 +28,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from .heldout import content, is_held_out
 from .tasks import Draws
 
+HELD_OUT = 1 << 31  # number of the first problem that is held out
 _OWN = 1 << 16  # among the words of `tasks`, which number theirs from 0
+_AGAIN = 1 << 9  # times that a problem is drawn, at most
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 _LARGEST = 2.0**40  # of a score: the squares of a group still add up in float32
 FAULTS = (Exception, SystemExit)  # of code that is the user's; not an interrupt, which is of the user himself
@@ -121,13 +127,30 @@ def environment_of(name: str) -> Environment:
 
 
 def problem(environment: Environment, seed: int, number: int) -> Problem:
-    """Problem `number` of a seed, from 0, below 2^32.
+    """Problem `number` of a seed, from 0, below 2^32: one to learn from, or from 2^31 on one that is held out.
+
+    Raises:
+        ValueError: the environment raises, gives something else, or asks nothing that is on that side.
+    """
+    for again in range(_AGAIN):
+        found = drawn(environment, seed, number, again)
+        if is_held_out(content(found.prompt)) == (number >= HELD_OUT):
+            return found
+    other = "learned from" if number >= HELD_OUT else "held out"
+    raise ValueError(
+        f"environment: problem {number} of seed {seed}, drawn {_AGAIN} times, is always one that is {other}; ask more "
+        "different questions"
+    )
+
+
+def drawn(environment: Environment, seed: int, number: int, again: int = 0) -> Problem:
+    """What the environment draws as number `number`, whichever side it is on. again: how often it has been drawn.
 
     Raises:
         ValueError: the environment raises, or gives something else.
     """
     try:
-        found = environment(Draws(seed, _OWN, number))
+        found = environment(Draws(seed, _OWN + again, number))
     except FAULTS as error:
         raise ValueError(
             f"environment: problem {number} of seed {seed} cannot be made ({type(error).__name__}: {error})"

@@ -4,9 +4,15 @@
     {"messages": [{"role": "user", "content": "7+8="}, {"role": "assistant", "content": "15"}]}
 
 A completion, and each message of a chat, is followed by the end token. Learned are completions and the assistant's
-messages with the end after them, nothing else. A chat is written as
+messages with the end after them, but for those of "weight" 0; nothing else (`messages` has the rules). A chat is
+written as
 
     "user: 7+8=" end "\\nassistant: 15" end
+
+Held out is what asks something that no learned example asks, see `heldout`: of a chat, the content of all messages
+before the first learned one. So examples with one prompt and different completions are on one side, and a chat is on
+the side of all that begin as it does, whatever is said later. Where all examples ask the same, whole texts decide;
+where all are equal nothing is held out.
 
 The end of a model of bytes is byte 3, the ASCII character ETX, which no text may hold.
 """
@@ -21,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from .alphabet import Alphabet
-from .environments import EXERCISES, problem
-
-HELD_OUT_ONE_IN = 20
-_ROLES = ("system", "user", "assistant")
+from .environments import EXERCISES, drawn
+from .heldout import content, held_out_keys
+from .messages import messages_of, other_fields
+from .notice import notice
 
 
 @dataclass(frozen=True)
@@ -37,12 +43,22 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """`train` and `heldout`; `digest`: sha256, hex, of all; `description`: where they are from."""
+    """`train`, and `heldout` without repetitions, empty if all examples are equal; `digest`: sha256, hex, of all;
+    `description`: where they are from, and what is held out."""
 
     train: list[Example]
     heldout: list[Example]
     digest: str
     description: str
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """An example, the content of what it asks, and that of its whole text, see `heldout`."""
+
+    example: Example
+    question: str
+    text: str
 
 
 class Codec:
@@ -65,8 +81,7 @@ class Codec:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """What is no UTF-8 becomes U+FFFD; a token that means nothing is left out."""
-        pieces = (self.alphabet.piece(token) for token in tokens if token < self.alphabet.size and token != self.end)
-        return b"".join(pieces).decode("utf-8", "replace")
+        return self.alphabet.decode(tokens)
 
     def pair(self, prompt: str, completion: str) -> Example:
         """A prompt and what should follow."""
@@ -76,21 +91,14 @@ class Codec:
         return Example(before + after, (False,) * len(before) + (True,) * len(after))
 
     def chat(self, messages: Any) -> Example:
-        """A chat, whose last message should be the assistant's."""
-        if not isinstance(messages, list) or not messages:
-            raise ValueError("messages is no list of messages")
+        """A chat, whose last message should be the assistant's. ValueError as `messages_of`."""
         tokens: list[int] = []
         learned: list[bool] = []
-        for place, message in enumerate(messages):
-            role, content = (message.get(name) if isinstance(message, dict) else None for name in ("role", "content"))
-            if role not in _ROLES or not isinstance(content, str):
-                raise ValueError(f"message {place + 1} lacks a role of {', '.join(_ROLES)}, or content that is text")
-            head = self.encode(("\n" if place else "") + f"{role}: ")
-            body = (*self.encode(content), self.end)
+        for place, message in enumerate(messages_of(messages)):
+            head = self.encode(("\n" if place else "") + f"{message.role}: ")
+            body = (*self.encode(message.content), self.end)
             tokens += head + body
-            learned += [False] * len(head) + [role == "assistant"] * len(body)
-        if not any(learned):
-            raise ValueError("messages has none of the assistant, so there is nothing to learn")
+            learned += [False] * len(head) + [message.learned] * len(body)
         return Example(tuple(tokens), tuple(learned))
 
 
@@ -104,72 +112,110 @@ def load_examples(data: str | None, codec: Codec, sequence: int, count: int, see
         count, seed: of generated examples.
 
     Raises:
-        ValueError: the file cannot be read, a line is malformed (its number is told) or too long, or there are fewer
+        ValueError: the file cannot be read, a line is malformed (its number is named) or too long, or there are fewer
             than two.
     """
     if data is None:
-        found = [_fits(example, sequence, f"example {i}") for i, example in enumerate(_exercises(codec, count, seed))]
+        found = [_fits(asked, sequence, f"example {i}") for i, asked in enumerate(_exercises(codec, count, seed))]
         description = f"{count} generated exercises of seed {seed}"
     else:
         found, description = list(_lines(Path(data), codec, sequence)), data
     if len(found) < 2:
         raise ValueError(f"data {description!r} has {len(found)} examples; two or more are needed, one to hold out")
     digest = hashlib.sha256()
-    for example in found:
-        digest.update(json.dumps([example.tokens, example.learned]).encode())
+    for asked in found:
+        digest.update(json.dumps([asked.example.tokens, asked.example.learned]).encode())
+    train, heldout, by = _split(found)
+    return Examples(train, heldout, digest.hexdigest(), f"{description} ({len(found)} examples, {by})")
+
+
+def _split(found: list[_Asked]) -> tuple[list[Example], list[Example], str]:
+    """What is learned, what is held out, and a phrase about it."""
+    keys, by = [asked.question for asked in found], "what they ask"
+    if len(set(keys)) < 2:
+        keys, by = [asked.text for asked in found], "their whole text, since all ask the same"
+    if len(set(keys)) < 2:
+        return [asked.example for asked in found], [], "nothing held out, since all are equal"
+    held_out = held_out_keys(keys)
     parts: tuple[list[Example], list[Example]] = ([], [])
-    for place, example in enumerate(found):
-        # one of every twenty, a place further each time: kinds that take turns are all held out
-        turn, inside = divmod(place, HELD_OUT_ONE_IN)
-        parts[inside == turn % HELD_OUT_ONE_IN].append(example)
-    return Examples(*parts, digest.hexdigest(), f"{description} ({len(found)} examples)")
+    for key, asked in zip(keys, found, strict=True):
+        parts[key in held_out].append(asked.example)
+    heldout = list(dict.fromkeys(parts[1]))
+    return parts[0], heldout, f"{len(heldout)} different ones held out by {by}"
 
 
-def _exercises(codec: Codec, count: int, seed: int) -> Iterator[Example]:
+def _exercises(codec: Codec, count: int, seed: int) -> Iterator[_Asked]:
     if count < 1:
         raise ValueError(f"examples {count} cannot be used; use 1 or more")
     for number in range(count):
-        asked = problem(EXERCISES[number % len(EXERCISES)], seed, number)
+        asked = drawn(EXERCISES[number % len(EXERCISES)], seed, number)
         assert asked.solution is not None
-        yield codec.pair(asked.prompt, asked.solution)
+        yield _pair(codec, asked.prompt, asked.solution)
 
 
-def _lines(path: Path, codec: Codec, sequence: int) -> Iterator[Example]:
+def _lines(path: Path, codec: Codec, sequence: int) -> Iterator[_Asked]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise ValueError(f"data {str(path)!r} cannot be read ({error.strerror}); name a .jsonl file") from None
+    others: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         where = f"data {str(path)!r}, line {number}"
         try:
-            example = _example(codec, json.loads(line))
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            record = json.loads(text, object_pairs_hook=_object)
+            asked = _example(codec, record)
+            for name in other_fields(record):
+                others[name] = others.get(name, 0) + 1
         except RecursionError:
             raise ValueError(f"{where}, is nested too deep; correct the line or leave it out") from None
         except json.JSONDecodeError as error:  # its own words count lines from the first of this one
             told = f"{error.msg} at column {error.colno}"
             raise ValueError(f"{where}: {told}; correct the line or leave it out") from None
         except ValueError as error:
-            raise ValueError(f"{where}: {error}; correct the line or leave it out") from None
-        yield _fits(example, sequence, where)
+            remedy = "" if ";" in str(error) else "; correct the line or leave it out"
+            raise ValueError(f"{where}: {error}{remedy}") from None
+        yield _fits(asked, sequence, where)
+    if others:
+        named = ", ".join(f'"{name}" in {count} line{"s" * (count > 1)}' for name, count in others.items())
+        notice(f"data {str(path)!r} has fields that are not read: {named}")
 
 
-def _example(codec: Codec, record: Any) -> Example:
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. ValueError for a field that is there twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f'it has "{next(name for name in names if names.count(name) > 1)}" twice')
+    return found
+
+
+def _example(codec: Codec, record: Any) -> _Asked:
     if not isinstance(record, dict):
         raise ValueError(f"it holds a {type(record).__name__}, no object")
-    if "messages" in record:
-        return codec.chat(record["messages"])
-    texts = [record.get(name) for name in ("prompt", "completion")]
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError('it needs "messages", or "prompt" and "completion" that are texts')
-    return codec.pair(*texts)
+    if record.get("messages") is None:
+        texts = [record.get(name) for name in ("prompt", "completion")]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError('it needs "messages", or "prompt" and "completion" that are texts')
+        return _pair(codec, *texts)
+    example, messages = codec.chat(record["messages"]), messages_of(record["messages"])
+    texts = [message.content for message in messages]
+    text = content("\n".join(texts))
+    before = next(place for place, message in enumerate(messages) if message.learned)
+    return _Asked(example, content("\n".join(texts[:before])) or text, text)
 
 
-def _fits(example: Example, sequence: int, where: str) -> Example:
+def _pair(codec: Codec, prompt: str, completion: str) -> _Asked:
+    return _Asked(codec.pair(prompt, completion), content(prompt), content(f"{prompt}\n{completion}"))
+
+
+def _fits(asked: _Asked, sequence: int, where: str) -> _Asked:
     """Inputs are all tokens but the last. Raises ValueError for more than the model sees."""
+    example = asked.example
     if len(example.tokens) - 1 <= sequence:
-        return example
+        return asked
     first = example.learned.index(True)
     what = f"its prompt alone has {first} tokens" if first > sequence else f"it has {len(example.tokens)} tokens"
     raise ValueError(

@@ -3,7 +3,8 @@
     config.json             the model as an architecture of `transformers`, see `architectures`
     model.safetensors       its weights
     hf_quant_config.json    for modelopt: which matrices have which format
-    tokenizer.json          the run's tokenizer, if it has one
+    tokenizer.json          the run's tokens, and
+    tokenizer_config.json   the class that AutoTokenizer needs to read them, see `folder_tokens`
 
 Nothing is calibrated: what the recipe quantizes leaves with the codes and scales of the run's own forward, see
 `packed`. Attention, router, embeddings and head, and layers in BF16, are BF16, as the forward reads them; gains of
@@ -33,9 +34,11 @@ from torch import Tensor
 from numerics import BlockTensor
 from numerics.ops import Cast
 
-from .alphabet import Tokens
-from .architectures import Place, gates, library_config, places
+from .architectures import Place, library_config, places, zeros
 from .checkpoint import make_folder, write_atomic, write_json
+from .folder_config import CONFIG, MODELOPT_CONFIG
+from .folder_files import WEIGHTS
+from .folder_tokens import TOKENIZER, TOKENIZER_CONFIG, tokenizer_contents
 from .load import Loaded, load_run
 from .packed import (
     COMPRESSED_TENSORS,
@@ -49,13 +52,11 @@ from .packed import (
     scaled,
     stored,
 )
+from .servers import notices
 
 PROGRAM = "fourbit export"
-CONFIG, WEIGHTS, MODELOPT_CONFIG, TOKENIZER = (
-    *("config.json", "model.safetensors", "hf_quant_config.json"),
-    "tokenizer.json",
-)
-_FILES = (CONFIG, WEIGHTS, MODELOPT_CONFIG, TOKENIZER)  # config.json first: without it the folder is no model
+# config.json first: without it the folder is no model
+_FILES = (CONFIG, WEIGHTS, MODELOPT_CONFIG, TOKENIZER, TOKENIZER_CONFIG)
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,8 @@ def main(argv: list[str]) -> int:
         f"{found.config['model_type']} in {config.out}: step {run.step} of {config.run}, {quantized}"
         f"{_bytes(found, found.tensors) / 1e6:.2f} MB in all"
     )
+    for notice in notices(run.model.config, found.kinds):
+        print(f"notice: {notice}")
     return 0
 
 
@@ -135,7 +138,7 @@ def export(run: Loaded, to: Literal["compressed-tensors", "modelopt", "bf16"]) -
     """
     model = run.model
     config = library_config(model.config, run.alphabet.end)
-    kinds, tensors = {}, {name: torch.zeros(1, model.config.dim, dtype=torch.bfloat16) for name in gates(model.config)}
+    kinds, tensors = {}, {z.theirs: torch.zeros(z.shape, dtype=torch.bfloat16) for z in zeros(model.config)}
     state = model.state_dict()
     quantized = _Quantized(run)
     for place in places(model.config):
@@ -159,13 +162,12 @@ def _described(
 ) -> Exported:
     """With what tells a reader how the weights are stored, and where they came from."""
     modelopt = None
+    plain = [p.module for p in places(run.model.config) if not p.vector and p.module not in kinds]
+    others = [*plain, *(z.module for z in zeros(run.model.config) if not z.bias)]
     if to == COMPRESSED_TENSORS:
-        config["quantization_config"] = compressed_config(kinds)
+        config["quantization_config"] = compressed_config(kinds, others)
     elif to == MODELOPT:
-        others = [p.module for p in places(run.model.config) if not p.vector and p.module not in kinds]
-        modelopt = modelopt_config(
-            kinds, [*others, *(g.removesuffix(".weight") for g in gates(run.model.config))], version("fourbit")
-        )
+        modelopt = modelopt_config(kinds, others, version("fourbit"))
         config["quantization_config"] = modelopt_entry(modelopt)
     config["fourbit"] = {
         **{"version": version("fourbit"), "recipe": run.model.recipe.name, "step": run.step, "corpus": run.corpus},
@@ -186,8 +188,8 @@ def write(found: Exported, run: Loaded, out: Path) -> None:
     write_atomic(out / WEIGHTS, contents)
     if found.modelopt is not None:
         write_json(out / MODELOPT_CONFIG, found.modelopt)
-    if isinstance(run.alphabet, Tokens):
-        write_atomic(out / TOKENIZER, run.alphabet.tokenizer.contents)
+    for name, data in tokenizer_contents(run.alphabet, run.config.model.sequence).items():
+        write_atomic(out / name, data)
     write_json(out / CONFIG, found.config)
 
 

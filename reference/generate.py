@@ -9,7 +9,6 @@ Shapes: V vocabulary.
 
 from __future__ import annotations
 
-import codecs
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +22,7 @@ import torch
 import tyro
 from torch import Tensor
 
+from .alphabet import Alphabet, streamed
 from .decode import Frozen, release_experts
 from .expert import Draw
 from .load import Loaded, load_run
@@ -123,13 +123,10 @@ def continuation(decoder: Decoder, prompt: list[int], count: int, sampling: Samp
     return draw()
 
 
-def readable(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Text of bytes that come in pieces, as soon as a character is whole. What is no UTF-8 becomes U+FFFD, and what
-    would steer a terminal a picture of itself (U+2400 ..), line feeds and tabs left out."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    for piece in pieces:
-        yield _tame(decoder.decode(piece))
-    yield _tame(decoder.decode(b"", final=True))
+def readable(alphabet: Alphabet, tokens: Iterable[int]) -> Iterator[str]:
+    """Text of tokens as they come, see `streamed`. What would steer a terminal becomes a picture of itself (U+2400 ..),
+    line feeds and tabs left out."""
+    return map(_tame, streamed(alphabet, tokens))
 
 
 _PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
@@ -159,7 +156,7 @@ def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
             release_experts(run.model)
         added = continuation(decoder, prompt, config.tokens, sampling)
         until = takewhile(lambda token: token != run.alphabet.end, added)
-        for text in readable(map(run.alphabet.piece, chain(prompt, until))):
+        for text in readable(run.alphabet, chain(prompt, until)):
             _write(text)
     _write("\n")
     return 0

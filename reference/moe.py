@@ -58,16 +58,22 @@ class MoE(nn.Module):
 
         Grains are computed one by one, the router too: their bits do not depend on their neighbours.
         """
-        parts = x_BSD.flatten(0, 1).chunk(setting.grains)
-        done = [self._grain(x_TD, alone) for x_TD, alone in zip(parts, setting.each(), strict=True)]
+        parts, segments = x_BSD.flatten(0, 1).chunk(setting.grains), setting.segments
+        real = [None] * setting.grains if segments is None else segments.real(setting.grains)
+        done = [self._grain(x_TD, index, alone) for x_TD, index, alone in zip(parts, real, setting.each(), strict=True)]
         outs, balances = zip(*done, strict=True)
         out_BSD = torch.cat(outs).view(x_BSD.shape)
         if self.convolution is not None:
             out_BSD = self.convolution(out_BSD, setting.segments)
         return out_BSD, torch.stack(balances).mean()
 
-    def _grain(self, x_TD: Tensor, setting: Setting) -> tuple[Tensor, Tensor]:
-        choice = choose(x_TD, self.router, self.top_k, self.balancer, self.parity)
+    def _grain(self, all_TD: Tensor, index: Tensor | None, setting: Setting) -> tuple[Tensor, Tensor]:
+        """The output and balance of a grain, of which the tokens `index` are given to the experts: all if None."""
+        choice, x_TD = choose(all_TD, self.router, self.top_k, self.balancer, self.parity), all_TD
+        if index is not None:
+            choice, x_TD = choice.of(index), x_TD.index_select(0, index)
+        if not len(x_TD):
+            return torch.zeros_like(all_TD), all_TD.new_zeros((), dtype=torch.float32)
         routing = route(choice.experts, self.experts)
         if self.balancer is not None:
             self.balancer.count(routing.counts)
@@ -78,6 +84,8 @@ class MoE(nn.Module):
             out_TD = PlainExperts.apply(*operands) if applies(x_TD, setting) else ExpertMLP.apply(*operands, setting)
         if self.has_shared:
             out_TD = out_TD + self._shared(x_TD, setting)
+        if index is not None:
+            out_TD = torch.zeros_like(all_TD).index_copy(0, index, out_TD)
         return out_TD, x_TD.new_zeros((), dtype=torch.float32) if self.balancer else balance(choice, routing.counts)
 
     def _shared(self, x_TD: Tensor, setting: Setting) -> Tensor:

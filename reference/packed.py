@@ -16,7 +16,7 @@ Sources: compressed-tensors 0.20.1, compressors/; nvidia-modelopt 0.47.0, torch/
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,8 +124,9 @@ def stored(m: Matrix, dialect: str, module: str) -> dict[str, Tensor]:
     return {f"{module}.{name}": tensor.contiguous() for name, tensor in found.items()}
 
 
-def compressed_config(kinds: dict[str, Kind]) -> dict[str, Any]:
-    """The entry `quantization_config` of config.json for compressed-tensors. kinds: by module."""
+def compressed_config(kinds: dict[str, Kind], others: Collection[str]) -> dict[str, Any]:
+    """The entry `quantization_config` of config.json for compressed-tensors. kinds: by module. others: modules that are
+    not quantized; SGLang, and some versions of vLLM, refuse a module that is in no list."""
     groups = {}
     for i, (kind, modules) in enumerate(_by_kind(kinds)):
         weights = {
@@ -141,7 +142,7 @@ def compressed_config(kinds: dict[str, Kind]) -> dict[str, Any]:
         "quantization_status": "compressed",
         "format": formats[0] if len(formats) == 1 else "mixed-precision",
         "config_groups": groups,
-        "ignore": [],
+        "ignore": [*(f"re:^{pattern}$" for pattern in _stacks(others)), *(m for m in others if _EXPERT not in m)],
     }
 
 
@@ -170,16 +171,18 @@ def _by_kind(kinds: dict[str, Kind]) -> list[tuple[Kind, list[str]]]:
     return list(found.items())
 
 
-def _patterns(modules: list[str]) -> list[str]:
-    """Regular expressions for modules: of the experts of layers together, others one by one. Any name of a matrix fits,
-    because tools ask for those of mixtral by those of other architectures."""
-    layers: dict[str, None] = {}
-    others = []
-    for module in modules:
-        head, found, _ = module.partition(".experts.")
-        if found:
-            layers[head.replace(".", r"\.")] = None
-        else:
-            others.append(module.replace(".", r"\."))
-    together = [rf"({'|'.join(layers)})\.experts\.\d+\.\w+"] if layers else []
-    return together + others
+_EXPERT = ".experts."
+
+
+def _patterns(modules: Iterable[str]) -> list[str]:
+    """Regular expressions for modules: of the experts of layers together, others one by one."""
+    modules = list(modules)
+    return [*_stacks(modules), *(module.replace(".", r"\.") for module in modules if _EXPERT not in module)]
+
+
+def _stacks(modules: Iterable[str]) -> list[str]:
+    """One regular expression for all experts among modules, if there are any. Any name of a matrix fits, because tools
+    ask for those of mixtral by those of other architectures."""
+    heads = [module.partition(_EXPERT)[0] for module in modules if _EXPERT in module]
+    layers = dict.fromkeys(head.replace(".", r"\.") for head in heads)
+    return [rf"({'|'.join(layers)})\.experts\.\d+\.\w+"] if layers else []

@@ -1,8 +1,8 @@
 """Texts of different lengths in sequences of one length, side by side, none of which sees another.
 
 A text of n tokens gives n - 1 inputs and targets. Texts go into a row one after the other, in their order, as long as
-they fit; what is left of a row is filled with inputs 0 that form a segment of their own and are not learned. Segments
-are numbered in a row from 0 (`segments` says what they do in the model).
+they fit; what is left of a row is filled with inputs 0 that form a segment of their own, number -1, which is not
+learned and which no expert is given. Segments are numbered in a row from 0 (`segments` says what they do in the model).
 
 Shapes: N rows, S tokens.
 """
@@ -33,7 +33,12 @@ class Rows:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def take(self, rows: Tensor) -> Rows:
+    @property
+    def real(self) -> int:
+        """How many tokens are no filler."""
+        return int((self.segments >= 0).sum())
+
+    def take(self, rows: Tensor | slice) -> Rows:
         """Some rows, without places."""
         return Rows(self.tokens[rows], self.targets[rows], self.segments[rows], [])
 

@@ -16,6 +16,10 @@ start pulls.
 Sampler and trainer have one set of weights and one recipe: the sampler's experts are the packed codes that the forward
 of the next step multiplies.
 
+Evaluations answer problems greedily that are held out by what they ask, see `heldout`; `heldout_reward` is the mean of
+their scores. An environment that asks too few different questions has nothing to hold out: then the log has the mean of
+other draws of the same questions, as `greedy_reward`, and a line on stderr says so.
+
 The log of a step, means over completions or over their tokens: `reward`; `length` in tokens; `ended`, the share that
 came to an end; `failures` of the environment; `groups_taught`, the share of problems with unequal rewards; `entropy` in
 nats; `clipped`; of trainer and sampler `difference`, the mean distance of log-probabilities, `difference_max` and
@@ -40,10 +44,12 @@ import tyro
 from torch import Tensor
 from tqdm import tqdm
 
-from .environments import Environment, Problem, Scorer, environment_of, problem
+from .asking import Asking, asking
+from .environments import Problem, Scorer, drawn, environment_of
 from .examples import Codec
 from .expert import Draw
 from .model import Transformer
+from .notice import notice
 from .packing import IGNORED
 from .rollouts import Rollouts, clipped_surrogate, deviation, group_advantages, rollouts_of
 from .sample import Completion, Sampler, log_probabilities
@@ -52,7 +58,6 @@ from .stopping import require_finite
 from .tune import TuneConfig, Tuned, Tuning, begin, tune
 
 PROGRAM = "fourbit rl"
-_HELD_OUT = 1 << 31  # number of the first problem that is never learned from
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ class RlConfig(TuneConfig):
     weight_decay: float = 0.0
     """AdamW's decay, on weights of two or more dimensions."""
     eval_problems: int = 100
-    """Problems of each held-out evaluation, the same ones each time, answered greedily."""
+    """Problems of each held-out evaluation, at most: the same different ones each time, answered greedily."""
 
 
 def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
@@ -89,10 +94,15 @@ def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
     done = rl(config, operations(config.ops, config.device), f"{PROGRAM} {shlex.join(argv)}")
     rewards = [record["reward"] for record in done.records]
     few = max(1, len(rewards) // 20)
-    said = "was finished already" if done.resumed_from == config.steps else "done"
+    said, last = "was finished already" if done.resumed_from == config.steps else "done", done.records[-1]
+    judged = (
+        f"held out {last['heldout_reward']:.3f} greedily, of {last['heldout_problems']} problems"
+        if "heldout_reward" in last
+        else f"{last['greedy_reward']:.3f} greedily, of problems like those learned from: nothing is held out"
+    )
     print(
         f"rl in {done.folder} {said}: {config.steps} steps, reward {sum(rewards[:few]) / few:.3f} in the first {few}, "
-        f"{sum(rewards[-few:]) / few:.3f} in the last {few}, held out {done.records[-1]['heldout_reward']:.3f} greedily"
+        f"{sum(rewards[-few:]) / few:.3f} in the last {few}, {judged}"
     )
     return 0
 
@@ -115,14 +125,22 @@ def rl(
     own = ("prompts", "group", "tokens", "updates", "clip_ratio", "kl_weight", "eval_problems")
     tuned = {"stage": "rl", "environment": config.environment} | {name: getattr(config, name) for name in own}
     # what the environment does is not known, its first problem tells it from others
-    first = problem(environment, config.seed, 0)
+    first = drawn(environment, config.seed, 0)
     prompt_tokens(config.environment, first, start.codec, start.config.model.sequence)  # before a folder is made
-    data = {"digest": f"{config.environment}: {first.prompt}", "description": f"environment {config.environment}"}
+    asked = asking(environment, config.seed, config.eval_problems)
+    for each in asked.judged:
+        prompt_tokens(config.environment, each, start.codec, start.config.model.sequence)
+    if not asked.held_out:
+        notice(f"environment {config.environment!r}: {asked.said}")
+    data = {
+        "digest": f"{config.environment}: {first.prompt}",
+        "description": f"environment {config.environment}, {asked.said}",
+    }
     # before a checkpoint is loaded; modules cannot be copied
     reference = copy.deepcopy(start.model, {id(ops): ops}).requires_grad_(False).eval()
 
     def make(tuning: Tuning) -> Rl:
-        return Rl(tuning, config, environment, Sampler(start.model), reference, Scorer(_show))
+        return Rl(tuning, config, asked, Sampler(start.model), reference, Scorer(_show))
 
     return tune(start, tuned, data, make, command, on_progress, config.updates)
 
@@ -171,14 +189,14 @@ class Rl:
 
     tuning: Tuning
     config: RlConfig
-    environment: Environment
+    asking: Asking
     sampler: Sampler
     reference: Transformer
     scorer: Scorer
 
     def advance(self, step: int) -> dict[str, Any]:
         c, failures = self.config, self.scorer.failures
-        asked = [problem(self.environment, c.seed, (step - 1) * c.prompts + i) for i in range(c.prompts)]
+        asked = [self.asking.problem((step - 1) * c.prompts + i) for i in range(c.prompts)]
         asked = [each for each in asked for _ in range(c.group)]
         first = (step - 1) * len(asked)
         done = self._complete(asked, Sampling(1.0, 1.0, c.seed), range(first, first + len(asked)))
@@ -200,12 +218,14 @@ class Rl:
 
     @torch.no_grad()
     def evaluate(self, step: int) -> dict[str, Any]:
-        """heldout_reward: the mean, of problems that are the same each time, answered greedily."""
-        count, failures = self.config.eval_problems, self.scorer.failures
-        asked = [problem(self.environment, self.config.seed, _HELD_OUT + i) for i in range(count)]
-        done = self._complete(asked, Sampling(0.0, 1.0, self.config.seed), range(count))
+        """heldout_reward: the mean, of heldout_problems that are the same each time, answered greedily; greedy_reward
+        where nothing is held out."""
+        asked, failures = self.asking.judged, self.scorer.failures
+        done = self._complete(asked, Sampling(0.0, 1.0, self.config.seed), range(len(asked)))
         scores = [self._score(each, found) for each, found in zip(asked, done, strict=True)]
-        return {"heldout_reward": sum(scores) / count, "heldout_failures": self.scorer.failures - failures}
+        kind = "heldout" if self.asking.held_out else "greedy"
+        numbers = {"reward": sum(scores) / len(asked), "problems": len(asked)}
+        return {f"{kind}_{k}": v for k, v in (numbers | {"failures": self.scorer.failures - failures}).items()}
 
     def _complete(self, asked: list[Problem], sampling: Sampling, numbers: range) -> list[Completion]:
         codec, sequence = self.tuning.start.codec, self.tuning.start.config.model.sequence
@@ -226,14 +246,14 @@ class Rl:
         count = int(rollouts.times.sum())
         compared = c.kl_weight > 0 or step % c.eval_every == 0 or step in (1, c.steps)
         sums: dict[str, float] = {}
-        largest = 0.0
+        largest, real = 0.0, rollouts.rows.real
         for i, first in enumerate(range(0, len(rollouts.rows), grain)):
             pulled = c.kl_weight > 0 or first < rollouts.taught
             part = rollouts.part(first, first + grain, c.device)
             draw = Draw(c.seed, (step - 1) * c.updates + update + 1, i)
             with torch.set_grad_enabled(pulled):
                 loss, balance, found, difference = self._losses(part, draw, compared)
-            share = len(part[0]) / len(rollouts.rows)
+            share = rollouts.rows.take(slice(first, first + grain)).real / real
             require_finite(c.out, step, "loss", (loss + balance).item())
             if pulled:
                 (loss / torch.full((), count, dtype=torch.float32, device=loss.device) + balance * share).backward()

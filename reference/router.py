@@ -76,6 +76,10 @@ class Choice:
     weights: Tensor
     scores: Tensor
 
+    def of(self, index: Tensor) -> Choice:
+        """Of some tokens."""
+        return Choice(*(t.index_select(0, index) for t in (self.experts, self.weights, self.scores)))
+
 
 _counts_nothing = [False]
 

@@ -1,10 +1,11 @@
 """`fourbit sft`: supervised fine-tuning on prompts and completions, or chats.
 
-    loss = sum_g (sum over learned tokens of g of -log p(token) / learned tokens of the step + balance_g / grains)
+    loss = sum_g (sum over learned tokens of g of -log p(token) / learned tokens of the step
+                  + balance_g * tokens of g / tokens of the step)
 
 over the grains g of a step: every completion token of a batch counts the same, wherever it lies. Examples are packed
-into sequences (`packing`), in which none sees another. A step takes `batch` of these rows, in the order of `order`,
-every row once an epoch.
+into sequences (`packing`), in which none sees another; filler is no token here, and no expert is given it. A step takes
+`batch` of these rows, in the order of `order`, every row once an epoch.
 
 Exact: rows and batches are functions of the data, seed and step; see `tune` for the rest. Shapes: B rows, S positions,
 V vocabulary.
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from .examples import Example, load_examples
 from .expert import Draw
+from .notice import notice
 from .order import epoch_windows
 from .packing import IGNORED, Rows, pack
 from .stopping import require_finite
@@ -38,8 +40,8 @@ class SftConfig(TuneConfig):
     """Fine-tune a model on prompts and completions, or chats; the same command in the same folder resumes."""
 
     data: str | None = None
-    """JSON Lines with "prompt" and "completion", or chats in "messages"; generated exercises in arithmetic and with
-    strings if left out."""
+    """JSON Lines with "prompt" and "completion", or chats in "messages", whose messages of "weight" 0 are not learned;
+    generated exercises in arithmetic and with strings if left out. One in ten of what they ask is held out."""
     examples: int = 4096
     """Generated exercises, without `data`."""
     batch: int = 4
@@ -52,10 +54,13 @@ def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
     done = sft(config, operations(config.ops, config.device), f"{PROGRAM} {shlex.join(argv)}")
     last = done.records[-1]
     said = "was finished already" if done.resumed_from == config.steps else "done"
-    print(
-        f"sft in {done.folder} {said}: {config.steps} steps, held-out {last['heldout_ce']:.4f} nats a token of "
-        f"completions, {100 * last['heldout_exact']:.0f} % of them as greedy decoding would write them"
+    judged = (
+        f"held-out {last['heldout_ce']:.4f} nats a token of completions, {100 * last['heldout_exact']:.0f} % of "
+        f"{last['heldout_examples']} as greedy decoding would write them"
+        if "heldout_ce" in last
+        else f"{last['loss']:.4f} nats a token of the last step's completions; nothing is held out"
     )
+    print(f"sft in {done.folder} {said}: {config.steps} steps, {judged}")
     return 0
 
 
@@ -73,7 +78,9 @@ def sft(
     start = begin(config, ops, config.batch)
     sequence = start.config.model.sequence
     found = load_examples(config.data, start.codec, sequence, config.examples, config.seed)
-    train, heldout = pack(found.train, sequence), pack(found.heldout, sequence)
+    train, heldout = pack(found.train, sequence), pack(found.heldout, sequence) if found.heldout else None
+    if not heldout:
+        notice(f"data {found.description}: give examples that differ to have some held out")
     data = {"digest": found.digest, "description": found.description}
     tuned = {"stage": "sft", "packed": True}
 
@@ -85,23 +92,23 @@ def sft(
 
 @dataclass(frozen=True, eq=False)
 class Sft:
-    """The stage, see `tune.Stage`. `texts`: the examples in `heldout`."""
+    """The stage, see `tune.Stage`. `texts`: the examples in `heldout`, which is None if nothing is held out."""
 
     tuning: Tuning
     train: Rows
-    heldout: Rows
+    heldout: Rows | None
     texts: list[Example]
 
     def advance(self, step: int) -> dict[str, Any]:
         config, model = self.tuning.start.config, self.tuning.start.model
         windows = epoch_windows((step - 1) * config.batch, config.batch, len(self.train), config.seed)
         rows = self.train.take(torch.from_numpy(windows.astype("int64")))
-        learned = int((rows.targets != IGNORED).sum())
+        learned, real = int((rows.targets != IGNORED).sum()), rows.real
         ce = balance = 0.0
         for grain, part in parts(rows, config.grain, config.device):
             logits_BSV, extra = model.logits(part.tokens, Draw(config.seed, step, grain), 1, part.segments)
             loss = _sum(logits_BSV, part.targets) / torch.full((), learned, dtype=torch.float32)
-            share = len(part) / len(rows)
+            share = part.real / real
             require_finite(config.out, step, "loss", (loss + extra).item())
             (loss + extra * share).backward()
             ce, balance = ce + loss.item(), balance + extra.item() * share
@@ -109,8 +116,10 @@ class Sft:
 
     @torch.no_grad()
     def evaluate(self, step: int) -> dict[str, Any]:
-        """heldout_ce: nats per learned token; heldout_exact: share of examples whose learned tokens are all the
-        likeliest ones."""
+        """heldout_ce: nats per learned token; heldout_exact: share of the heldout_examples whose learned tokens are all
+        the likeliest ones. Nothing if nothing is held out."""
+        if self.heldout is None:
+            return {}
         config, model = self.tuning.start.config, self.tuning.start.model
         total, right = 0.0, []
         model.eval()
@@ -127,7 +136,7 @@ class Sft:
         ]
         ce = total / int((self.heldout.targets != IGNORED).sum())
         require_finite(config.out, step, "held-out loss", ce)
-        return {"heldout_ce": ce, "heldout_exact": sum(exact) / len(exact)}
+        return {"heldout_ce": ce, "heldout_exact": sum(exact) / len(exact), "heldout_examples": len(exact)}
 
 
 def parts(rows: Rows, grain: int, device: str) -> Iterator[tuple[int, Rows]]:

@@ -34,7 +34,11 @@ PIECE = 1 << 20  # characters: the library keeps more than 100 bytes a token whi
 SMALLEST = 257  # tokens: every byte, and the end
 LARGEST = 1 << 24
 BATCH = 4 << 20  # bytes or characters that are encoded together, on all cores
-_BYTES = frozenset(map(chr, [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]))
+_PRINTABLE = frozenset([*range(33, 127), *range(161, 173), *range(174, 256)])
+_HIDDEN = sorted(set(range(256)) - _PRINTABLE)
+# by byte, its character in byte-level BPE: printable Latin-1 is itself, the others follow from 256 on
+BYTE_CHARACTERS = tuple(chr(byte if byte in _PRINTABLE else 256 + _HIDDEN.index(byte)) for byte in range(256))
+_BYTES = frozenset(BYTE_CHARACTERS)
 _CUT = re.compile(r"(?<=\S)\s")
 
 
@@ -87,28 +91,41 @@ def parse_tokenizer(contents: bytes, name: str, end_token: str | None = None) ->
     Raises:
         ValueError: it is none, draws tokens at random, or has no token to end a document with.
     """
-    try:
-        tree = json.loads(contents)
-        model, added = tree["model"], {entry["content"]: entry["id"] for entry in tree.get("added_tokens") or ()}
-        vocab = model["vocab"]
-        own = dict(vocab) if isinstance(vocab, dict) else {token: i for i, (token, _) in enumerate(vocab)}
-        ids = {**own, **added}
-        highest = max(ids.values())
-        if not all(type(token) is str and type(i) is int and 0 <= i < LARGEST for token, i in ids.items()):
-            raise ValueError
-        dropout, level = model.get("dropout"), _byte_level(tree)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
-        raise ValueError(
-            f"tokenizer {name!r} is no tokenizer; name a tokenizer.json of the library `tokenizers`"
-        ) from None
+    tree, own, added = _read(contents, name)
+    ids, dropout = {**own, **added}, tree["model"].get("dropout")
+    highest = max(ids.values())
     if dropout:
         raise ValueError(f"tokenizer {name!r} has dropout {dropout}, which draws tokens at random; set it to null")
     end = end_token if end_token is not None else next((word for word in ENDS if word in added), None)
     if end is None or end not in ids:
         told = "no token of a known name to end documents with" if end is None else f"no token {end!r}"
         raise ValueError(f"tokenizer {name!r} has {told}; name one of its tokens with --end-token")
-    table = _token_bytes(own, added, highest + 1, ids[end]) if level else None
+    table = _token_bytes(own, added, highest + 1, ids[end]) if _byte_level(tree) else None
     return Tokenizer(contents, hashlib.sha256(contents).hexdigest(), highest + 1, ids[end], table)
+
+
+def named(contents: bytes, name: str) -> dict[str, int]:
+    """Every token of a tokenizer's file by its name. ValueError if the file is none."""
+    _, own, added = _read(contents, name)
+    return {**own, **added}
+
+
+def _read(contents: bytes, name: str) -> tuple[dict[str, Any], dict[str, int], dict[str, int]]:
+    """The JSON of a tokenizer's file, the tokens of its model, and those added to them."""
+    try:
+        tree = json.loads(contents)
+        model, added = tree["model"], {entry["content"]: entry["id"] for entry in tree.get("added_tokens") or ()}
+        vocab = model["vocab"]
+        own = dict(vocab) if isinstance(vocab, dict) else {token: i for i, (token, _) in enumerate(vocab)}
+        ids = {**own, **added}
+        if not ids or not all(type(token) is str and type(i) is int and 0 <= i < LARGEST for token, i in ids.items()):
+            raise ValueError
+        _byte_level(tree)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        raise ValueError(
+            f"tokenizer {name!r} is no tokenizer; name a tokenizer.json of the library `tokenizers`"
+        ) from None
+    return tree, own, added
 
 
 def _byte_level(tree: dict[str, Any]) -> bool:
@@ -144,6 +161,8 @@ class Encoder:
         self._own.no_truncation()
         self._own.no_padding()
         self._own.encode_special_tokens = True
+        if self._own.decoder is None and tokenizer.token_bytes is not None:
+            self._own.decoder = library.decoders.ByteLevel()
         self.tokenizer, self.lossless = tokenizer, tokenizer.token_bytes is not None
 
     def encode(self, documents: list[Document]) -> list[np.ndarray]:
@@ -166,6 +185,11 @@ class Encoder:
             tokens = np.concatenate([*itertools.islice(encoded, len(own)), end])
             found.append(tokens)
             self.lossless = self.lossless and table is not None and int(table[tokens].sum()) == len(text)
+        return found
+
+    def decode(self, tokens: list[int]) -> str:
+        """The text of tokens, by the tokenizer's decoder; a file of byte-level BPE without one gets that of bytes."""
+        found: str = self._own.decode(tokens, skip_special_tokens=False)
         return found
 
     def stream(self, documents: Iterable[Document]) -> Iterator[np.ndarray]:

@@ -39,6 +39,7 @@ from .collectives import Traffic
 from .command_line import command_of, exact, parse
 from .config import THRESHOLDS, TrainConfig, check
 from .data import Corpus, load_corpus, require_sequences, require_vocabulary
+from .folder_tokens import require_tokens
 from .guard import Guard, digest, reference_losses
 from .log import EVALUATION, open_run, read_log, require_run_folder
 from .logbook import Logbook, require_wandb
@@ -178,6 +179,7 @@ def _train(
         require_tensorboard(config.tensorboard)
     if config.wandb is not None:
         require_wandb(config.wandb)
+    require_tokens(config)
     corpus = corpus_of(config)
     if ranks is not None:
         check_same(ranks.gather({"data.sha256": corpus.digest[:12]}))

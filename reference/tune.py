@@ -167,6 +167,9 @@ def begin(config: TuneConfig, ops: ModuleType, batch: int) -> Start:
     return Start(run, model.to(run.device), codec, None if loaded is None else loaded.corpus, about)
 
 
+# of what decides a tuned run's bits; 1: filler was given to the experts, and held out were places, not contents
+_RULES = 2
+
 _SAME = (
     *(
         "steps",
@@ -263,7 +266,9 @@ def tune(
         ValueError: the run folder holds something else. TrainingStopped: a NaN. OSError: the disk refuses.
     """
     config, model = start.config, start.model
-    identity = identity_of(config, model.ops, None) | {TUNED: tuned | start.about | {"data": data["digest"]}}
+    _require_rules(config.out)
+    tuned = {"rules": _RULES} | tuned | start.about | {"data": data["digest"]}
+    identity = identity_of(config, model.ops, None) | {TUNED: tuned}
     data = data | {"vocab": start.codec.alphabet.size}
     with pinned(config.threads), open_run(config.out, identity) as log:
         oscillation = Oscillation(model, config.steps * updates)
@@ -272,6 +277,17 @@ def tune(
         if done < config.steps:
             _steps(tuning, make(tuning), done, on_progress)
     return Tuned(config.out, read_log(config.out / "log.jsonl"), done)
+
+
+def _require_rules(folder: Path) -> None:
+    """Raises ValueError for a run that an earlier version began, whose steps this one would not take."""
+    path = folder / "config.json"
+    stored = checkpoint.read_json(path).get(TUNED) if path.is_file() else None
+    if isinstance(stored, dict) and stored.get("rules", 1) != _RULES:
+        raise ValueError(
+            f"out {str(folder)!r} holds a run of an earlier version of fourbit, which gave filler to the experts and "
+            "held out by place, not by content; go on with that version, which meta.json names, or use another out"
+        )
 
 
 def _steps(tuning: Tuning, stage: Stage, done: int, on_progress: Callable[[dict[str, Any]], None] | None) -> None:

@@ -137,7 +137,8 @@ def page(facts: Facts, table: pd.DataFrame, curves: tuple[Figure, Figure], study
     """The whole page.
 
     Args:
-        facts, table: what to tell. curves: loss and gap. study: folder of the requantization study.
+        facts, table: what to report. curves: loss and gap. study: of the requantization study, two folders below the
+            page's.
     """
     loss, gap = (plots.render(figure, "svg") for figure in curves)
     model = facts.run.model
@@ -173,7 +174,7 @@ def page(facts: Facts, table: pd.DataFrame, curves: tuple[Figure, Figure], study
                 f"{facts.baseline} at equal steps: above zero is worse than {facts.baseline}.",
             ),
         ),
-        *report.study(study),
+        *report.study(study, study.parent.parent),
         report.heading("How to read this"),
         report.bullets(_notes(facts)),
         report.heading("Where it comes from"),

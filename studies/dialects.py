@@ -26,7 +26,7 @@ from matplotlib.ticker import MaxNLocator
 from . import plots
 from .dialects_cases import BLOCKS, DTYPES, REFERENCES, Case, Cases, Disagreement, classes, measure, order, summarize
 from .interval import Interval, listed
-from .result import Result, Study
+from .result import Result, Study, Table, key_table
 
 TINY = 0.001  # dB
 COLORS = "viridis_r"
@@ -44,8 +44,8 @@ class Look:
 LOOKS = {"bfloat16": Look("o", plots.BLUE, 0.68), "float32": Look("s", plots.VERMILION, 0.32)}
 
 
-def find(rows: pd.DataFrame) -> str:
-    """The finding, in words, from the measurements: how many patterns, how far apart, at what cost."""
+def find(rows: pd.DataFrame) -> tuple[str, ...]:
+    """The finding and its details, in words: how many patterns, how far apart, at what cost."""
     cases, dtypes = summarize(rows), list(dict.fromkeys(rows.dtype))
     told = []
     for fmt, part in rows.groupby("format", sort=False):
@@ -65,7 +65,36 @@ def find(rows: pd.DataFrame) -> str:
         )
     values = int(rows.blocks.iloc[0]) * BLOCKS[rows.format.iloc[0]]
     n = f"{rows.seed.nunique()} seeds of {values:,} values, 95 % intervals over seeds."
-    return " ".join([*told, "More data can only add patterns.", n])
+    counts = rows.groupby("format", sort=False).dialect.nunique()
+    most = {fmt: max(len(case.classes) for key, case in cases.items() if key[0] == fmt) for fmt in counts.index}
+    cost = {fmt: max(case.apart.mean for key, case in cases.items() if key[0] == fmt) for fmt in counts.index}
+    alike = [
+        f"{counts[fmt]} dialects of {fmt} make {most[fmt]}, up to {cost[fmt]:.2f} dB apart" for fmt in counts.index
+    ]
+    return (
+        f"Public quantizers of one format make different bytes of one tensor: {listed(alike)} ({n.removesuffix('.')}).",
+        *told,
+        "More data can only add patterns.",
+        n,
+    )
+
+
+def costs(rows: pd.DataFrame) -> Table:
+    """The key table: patterns and costs by format, data and dtype."""
+    lines = [
+        {
+            "format": fmt,
+            "data": kind,
+            "dtype": dtype,
+            "dialects": len(case.shares),
+            "byte patterns": len(case.classes),
+            "best": case.best,
+            "worst": case.worst,
+            "apart, dB": case.apart.text(3),
+        }
+        for (fmt, kind, dtype), case in summarize(rows).items()
+    ]
+    return key_table(pd.DataFrame(lines), "Byte patterns that dialects make of one tensor; best and worst by SQNR.")
 
 
 def details(rows: pd.DataFrame) -> str:
@@ -249,7 +278,8 @@ def run(fast: bool) -> Result:
         f"decades outside ± {TINY} dB) or to ocp_floor (MX), with 95 % intervals over seeds. {_squares(rows)}"
     )
     summary = {"details": details(rows)} | _summary(summarize(rows))
-    return Result(rows, draw(rows), caption, find(rows), seeds, summary)
+    finding, *told = find(rows)
+    return Result(rows, draw(rows), caption, finding, seeds, summary, tables=(costs(rows),), details=tuple(told))
 
 
 def _squares(rows: pd.DataFrame) -> str:

@@ -19,30 +19,29 @@ from .format_error_published import claims, over
 from .format_error_tables import crossings, crossover_caption, forms, real_table, table_of
 from .interval import Interval, interval, listed, stated
 from .progress import Progress
-from .result import Plate, Result, Study, Table
+from .result import Plate, Result, Study, Table, key_table
 
 FOUR = ("NVFP4", "4/6", "16x16", "NVINT4", "IF4", "MXFP4", "MXINT4")
 IN_HARDWARE = ("NVFP4", "4/6", "16x16", "MXFP4")  # formats that tensor cores multiply
+KEY = ("NVFP4", "4/6", "16x16", "IF4", "MXFP4", "MXFP8", "S2F6 (MXINT8)", "FP8 1x128", "FP8 128x128")
 EIGHT = ("MXFP8", "MXFP8 E5M2", "S2F6 (MXINT8)", "FP8 1x128", "FP8 128x128")
 
 
-def find(rows: pd.DataFrame, crest: pd.DataFrame, reason: str) -> str:
-    """The finding, in words, from the measurements."""
+def find(rows: pd.DataFrame, crest: pd.DataFrame, reason: str) -> tuple[str, ...]:
+    """The finding and its details, in words, from the measurements."""
     synthetic = rows[~rows.data.isin(list(REAL))]
     seeds, values = synthetic.seed.nunique(), int(synthetic["values"].max())
     shown = ("NVFP4", "4/6", "16x16", "MXFP4", "MXFP8", "S2F6 (MXINT8)")
     levels = listed(f"{name} {stated(over(rows, 'gaussian', name, 'qsnr'))}" for name in shown)
-    return " ".join(
-        [
-            f"QSNR in dB on normal values: {levels} ({seeds} seeds of {values:,} values, 95 % intervals over seeds).",
-            f"{_best(rows, FOUR, 'Of the 4-bit formats')}; {_best(rows, IN_HARDWARE, 'of those in hardware')}; "
-            f"{_best(rows, EIGHT, 'of the 8-bit formats')}.",
-            _spread(rows),
-            _about_forms(forms(rows)),
-            _about_crossings(crossings(crest)),
-            _about_real(rows, reason),
-            published.agreement(claims(rows).frame),
-        ]
+    return (
+        f"QSNR in dB on normal values: {levels} ({seeds} seeds of {values:,} values, 95 % intervals over seeds).",
+        f"{_best(rows, FOUR, 'Of the 4-bit formats')}; {_best(rows, IN_HARDWARE, 'of those in hardware')}; "
+        f"{_best(rows, EIGHT, 'of the 8-bit formats')}.",
+        _spread(rows),
+        _about_forms(forms(rows)),
+        _about_crossings(crossings(crest)),
+        _about_real(rows, reason),
+        published.agreement(claims(rows).frame),
     )
 
 
@@ -152,8 +151,10 @@ def _result(rows: pd.DataFrame, crest: pd.DataFrame, seeds: tuple[int, ...], rea
     theory, crossed = forms(rows), crossings(crest)
     over_what = "mean and 95 % interval over seeds, of weights and activations over matrices"
     absent = " Real data not measured." if reason else ""  # the finding and their own table say why
+    qsnr = table_of(rows, "qsnr", 2, 1.0, f"QSNR in dB, {over_what}.{absent}")
     tables = (
-        table_of(rows, "qsnr", 2, 1.0, f"QSNR in dB, {over_what}.{absent}"),
+        key_table(qsnr.frame[qsnr.frame.format.isin(KEY)].drop(columns=list(REAL)), f"QSNR in dB, {over_what}."),
+        qsnr,
         table_of(rows, "rel_mse", 4, 1e3, f"relMSE x 1e-3, {over_what}.{absent}"),
         real_table(rows, reason),
         Table(
@@ -176,7 +177,8 @@ def _result(rows: pd.DataFrame, crest: pd.DataFrame, seeds: tuple[int, ...], rea
     )
     plate = Plate("crest", format_error_draw.draw_crest(crest, crossed), _crest_caption(crossed))
     figure = format_error_draw.draw_errors(_levels(rows))
-    return Result(rows, figure, caption, find(rows, crest, reason), seeds, summary, tables=tables, plates=(plate,))
+    finding, *told = find(rows, crest, reason)
+    return Result(rows, figure, caption, finding, seeds, summary, "cpu", tables, (plate,), tuple(told))
 
 
 def _levels(rows: pd.DataFrame) -> dict[str, dict[str, Interval]]:

@@ -31,7 +31,7 @@ from .formats_grids import BLOCKS, OUTERS, grid, magnitudes, of_blocks, of_eleme
 from .interval import Interval, interval, listed, stated
 from .progress import Progress
 from .published import compared
-from .result import Plate, Result, Study, Table
+from .result import Plate, Result, Study, Table, key_table
 
 RANKED = ("NVFP4", "NVFP4_46", "MXFP8")
 NEAR = 3.0  # dB: half a bit
@@ -105,15 +105,15 @@ def claims(rows: pd.DataFrame) -> Table:
     return published.table(found, "What others say of the formats, beside what every code gives:")
 
 
-def find(rows: pd.DataFrame, table: Table) -> str:
-    """The finding, in words, from the codes and the measurements."""
+def find(rows: pd.DataFrame, table: Table) -> tuple[str, ...]:
+    """The finding and its details, in words, from the codes and the measurements."""
     low, high = magnitudes(nm.NVFP4)[[0, -1]].tolist()
     seeds, values = rows.seed.nunique(), int(rows[rows["rank"] == 0]["values"].iloc[0])
-    return " ".join(
-        [
-            f"Without an outer scale NVFP4 holds magnitudes from 2^{math.log2(low):g} to {high:g}, "
-            f"{math.log2(high / low):.1f} binades, and an outer scale moves both ends.",
-            f"It takes {nm.NVFP4.bits_per_value:g} bits a value, {nm.BF16.bits / nm.NVFP4.bits_per_value:.2f} times "
+    return (
+        f"NVFP4 holds magnitudes from 2^{math.log2(low):g} to {high:g}, {math.log2(high / low):.1f} binades, which its "
+        f"outer scale moves, in {nm.NVFP4.bits_per_value:g} bits a value. " + _lead(rows),
+        *(
+            f"NVFP4 takes {nm.NVFP4.bits_per_value:g} bits a value, {nm.BF16.bits / nm.NVFP4.bits_per_value:.2f} times "
             f"fewer than BF16; MXFP8 takes {nm.MXFP8.bits_per_value:g}.",
             f"Inside one block the largest magnitude is at most {reach(nm.E2M1):g} times the smallest in NVFP4, "
             f"{reach(nm.S2F6):g} in S2F6 and {reach(nm.E4M3):,.0f} in MXFP8.",
@@ -121,7 +121,15 @@ def find(rows: pd.DataFrame, table: Table) -> str:
             _about_choice(rows),
             f"Normal values, {seeds} seeds of {values:,}, 95 % intervals over seeds.",
             published.agreement(table.frame),
-        ]
+        ),
+    )
+
+
+def _lead(rows: pd.DataFrame) -> str:
+    (_, first, *_), eight = by_rank(rows)["NVFP4"], by_rank(rows)["MXFP8"][1]
+    return (
+        f"The largest value of each block has {stated(first)} dB, in MXFP8 {stated(eight)}; all others have "
+        f"{stated(_rest(rows, 'NVFP4'))} ({rows.seed.nunique()} seeds)."
     )
 
 
@@ -194,7 +202,13 @@ def run(fast: bool) -> Result:
     rows = pd.concat(parts, ignore_index=True)
     grids = pd.concat([grid(fmt) for fmt in ELEMENTS], ignore_index=True)
     table = claims(rows)
-    tables = (of_elements(), of_blocks(), table, Table("grids", grids, "Every positive value of the element formats."))
+    blocks = of_blocks()
+    tables = (
+        key_table(blocks.frame, blocks.caption),
+        of_elements(),
+        table,
+        Table("grids", grids, "Every positive value of the element formats."),
+    )
     ranges = {f"{name}": magnitudes(nm.BLOCK_FORMATS[name])[[0, -1]].tolist() for name in BLOCKS}
     found = by_rank(rows)
     plate = Plate("ranks", formats_draw.draw_ranks(found), _rank_caption(found, len(seeds)))
@@ -206,10 +220,9 @@ def run(fast: bool) -> Result:
     )
     summary = {"ranges": ranges, "qsnr_by_rank": {name: [i.mean for i in each] for name, each in found.items()}}
     wide = Plate("ranges", formats_draw.draw_ranges(BLOCKS, OUTERS, magnitudes), _range_caption())
-    return Result(
-        rows, formats_draw.draw_grids(grids), caption, find(rows, table), seeds, summary,
-        tables=tables, plates=(wide, plate),
-    )  # fmt: skip
+    finding, *told = find(rows, table)
+    figure = formats_draw.draw_grids(grids)
+    return Result(rows, figure, caption, finding, seeds, summary, "cpu", tables, (wide, plate), tuple(told))
 
 
 def _steps(grids: pd.DataFrame) -> str:

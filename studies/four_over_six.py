@@ -22,7 +22,7 @@ from .four_over_six_data import CREST_EDGES, PRODUCTS, RULES, SIX, SOURCES, SQUA
 from .four_over_six_tables import PAPER, SELECTIONS, Found, by_crest, precision_table, published, rules_table, summarize
 from .interval import interval, listed
 from .progress import Progress
-from .result import Plate, Result, Study, Table
+from .result import Plate, Result, Study, Table, key_table
 
 PAIRS = (("gaussian", "gaussian"), ("channels", "laplace"))
 ALIKE = 0.05  # sources whose error saved differs by less follow one curve
@@ -47,12 +47,13 @@ def measure(n: int, seeds: tuple[int, ...], trained: Sequence[str] = ()) -> pd.D
     return pd.concat(parts, ignore_index=True)
 
 
-def find(rows: pd.DataFrame, reason: str = "") -> str:
-    """The finding, in words, from the measurements; reason: why there are no trained data."""
+def find(rows: pd.DataFrame, reason: str = "") -> tuple[str, ...]:
+    """The finding and its details, in words, from the measurements; reason: why there are no trained data."""
     found, normal = summarize(rows), rows[(rows.source == "gaussian") & (rows.part == "rule")]
     told = [_on_trained(rows, kind) for kind in data.REAL if (rows.source == kind).any()]
-    return " ".join(
-        [
+    return (
+        _lead(found, by_crest(rows), normal.seed.nunique()),
+        *(
             _on_levels(),
             f"Intervals are 95 % over {normal.seed.nunique()} seeds of {int(normal.n.iloc[0]):,} numbers each.",
             _on_rules(found),
@@ -62,7 +63,17 @@ def find(rows: pd.DataFrame, reason: str = "") -> str:
             *told,
             _on_crest(by_crest(rows)),
             *([f"Trained data not measured: {reason}."] if reason else []),
-        ]
+        ),
+    )
+
+
+def _lead(found: Found, crests: pd.DataFrame, seeds: int) -> str:
+    six, chosen = (found["rule", "gaussian", rule, "rel_mse"] for rule in (SIX, SQUARES))
+    gain = crests.groupby("at", sort=True).gain.mean()
+    return (
+        f"On normal values the choice of 6 or 4 by squares changes the squared error from {six.text(2, 1e3)} to "
+        f"{chosen.text(2, 1e3)} thousandths of the energy ({seeds} seeds). It saves {100 * gain.iloc[0]:.0f} % in "
+        f"blocks of the least crest factor and {100 * gain.iloc[-1]:.0f} % in those of the largest."
     )
 
 
@@ -228,8 +239,11 @@ def run(fast: bool) -> Result:
         "worked", exact.worked(), f"Both candidates of some blocks, outer scale 1; the first is that of {PAPER}."
     )
     figure = drawn.where(positions)
-    tables = (rules_table(rows, reason), published(rows), worked, precision_table(rows))
-    return Result(rows, figure, caption, find(rows, reason), seeds, summary, tables=tables, plates=(plate,))
+    rules = rules_table(rows, reason)
+    key = key_table(rules.frame[rules.frame.source == "gaussian"], rules.caption)
+    tables = (key, rules, published(rows), worked, precision_table(rows))
+    finding, *told = find(rows, reason)
+    return Result(rows, figure, caption, finding, seeds, summary, "cpu", tables, (plate,), tuple(told))
 
 
 STUDY = Study(

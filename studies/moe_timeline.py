@@ -22,7 +22,7 @@ from . import moe_timeline_draw as figures
 from .interval import listed
 from .moe_model import BASELINE, FULL, LADDER, SIXTEEN, Setup
 from .moe_timeline_tables import tables
-from .result import Plate, Result, Study
+from .result import Plate, Result, Study, key_table
 
 SEED = 0
 TOP = 3  # parameters that the finding names
@@ -66,11 +66,29 @@ def largest(swings: pd.DataFrame, gain: str, base: float, count: int = TOP) -> l
     return [f"{label[f]} ({100 * ends.low[f]:.1f} to {100 * ends.high[f]:.1f} %)" for f in order]
 
 
-def find(setup: Setup, swings: pd.DataFrame, draws: pd.DataFrame) -> str:
-    """The finding, in words."""
+def find(setup: Setup, swings: pd.DataFrame, draws: pd.DataFrame) -> tuple[str, ...]:
+    """The finding and its details, in words."""
     found = summarize(setup, draws)
     gains = [_about_gain(name, gain, swings, draws.draw.nunique()) for name, gain in found["gains"].items()]
-    return " ".join([_about_balance(setup, found), _about_layer(setup, found), *gains, _about_kernel(cases.benches())])
+    return (
+        _lead(setup, found, draws.draw.nunique()),
+        _about_balance(setup, found),
+        _about_layer(setup, found),
+        *gains,
+        _about_kernel(cases.benches()),
+    )
+
+
+def _lead(setup: Setup, found: dict[str, Any], count: int) -> str:
+    told = [
+        f"{100 * gain['base']:.1f} % in {name} ({100 * gain['low']:.1f} to {100 * gain['high']:.1f} % in 95 % of n = "
+        f"{count:,} settings; published {100 * gain['published']:.0f} %)"
+        for name, gain in found["gains"].items()
+    ]
+    return (
+        f"Modelled, not measured, for {setup.machine.name}: NVFP4 products and dispatch with an S2F6 combine gain "
+        f"{listed(told)} over MXFP8."
+    )
 
 
 def _about_balance(setup: Setup, found: dict[str, Any]) -> str:
@@ -151,15 +169,19 @@ def run(fast: bool) -> Result:
         f"{ms[SIXTEEN.name]:.2f} to {ms[FULL.name]:.2f} ms, 4-bit products and dispatch alone from "
         f"{ms[BASELINE.name]:.2f} to {ms[SIXTEEN.name]:.2f} ms."
     )
+    finding, *told = find(setup, swings, draws)
+    each = {table.name: table for table in tables(setup, swings, summary)}
+    ladder = each.pop("ladder")
     return Result(
         rows,
         figures.gantt(setup),
         caption,
-        find(setup, swings, draws),
+        finding,
         (SEED,),
         summary,
-        tables=tables(setup, swings, summary),
+        tables=(key_table(ladder.frame, ladder.caption), *each.values()),
         plates=plates(setup, swings, summary),
+        details=tuple(told),
     )
 
 

@@ -23,7 +23,7 @@ from . import outer_scale_cases as cases
 from .interval import listed, over_seeds, shown
 from .progress import Progress
 from .published import RECOMPUTED, Claim, Range, claimed
-from .result import Result, Study, Table
+from .result import Result, Study, Table, key_table
 
 FACTORS = (10.0, 1e2, 1e3, 1e4, 1e5, 1e6)
 DECADES = (0.0, 2.0, 4.0, 5.0, 6.0, 8.0)
@@ -62,12 +62,23 @@ def measure(at: Size) -> Frames:
     return {name: pd.concat(parts, ignore_index=True) for name, parts in found.items()}
 
 
-def find(frames: Frames) -> str:
-    """The finding, in words, from the measurements."""
+def find(frames: Frames) -> tuple[str, ...]:
+    """The finding and its details, in words, from the measurements."""
     seeds, values = frames["leaks"].seed.nunique(), int(frames["spreads"].n.iloc[0])
     n = f"95 % intervals over {seeds} seeds of {values:,} normal values"
     told = [_about_company(frames["invariance"]), _about_leak(frames["leaks"]), _about_power(frames)]
-    return " ".join([*told, _about_underflow(frames), _about_error(frames["spreads"]), f"({n}.)"])
+    return (_lead(frames, n), *told, _about_underflow(frames), _about_error(frames["spreads"]), f"{n}.")
+
+
+def _lead(frames: Frames, n: str) -> str:
+    rows, company = frames["leaks"], frames["invariance"]
+    changed = over_seeds(rows[rows.factor == FACTORS[0]], ["format", "scope"], "changed")
+    fmt = next(iter(cases.FORMATS))
+    told = [f"{changed[fmt, scope].text(1, 100)} % (one per {scope})" for scope in ("tensor", "expert")]
+    least = company.groupby("scope", sort=False)["values"].min()
+    kept = [scope for scope in least.index if least[scope] == 1]
+    first = f"When one token grows tenfold, {listed(told)} of all other tokens' values change in {fmt} ({n})."
+    return _bracketed(first + (f" None changes with one per {listed(kept)}." if kept else ""))
 
 
 def _about_company(rows: pd.DataFrame) -> str:
@@ -218,7 +229,10 @@ def tables(frames: Frames, width: int) -> tuple[Table, ...]:
     columns = {"flushed": percent, "zero_blocks": percent, "error": milli, "total_error": milli}
     spread = shown(frames["spreads"], ["format", "of", "scope", "decades"], columns)
     cost = f"a scale per token costs 32 bits a token, {32 / width:g} bits per value here"
+    one = leak[leak.factor.astype(float) == FACTORS[0]].drop(columns="factor")
+    caption = f"Other tokens' values and codes that change when one token grows {FACTORS[0]:g} times, %; relMSE x 1e3."
     return (
+        key_table(one, caption),
         Table("invariance", company, "Tokens that stay bit-equal when their company changes, %: values and bytes."),
         Table("leak", leak, "Other tokens' values and element codes that change, %, and relMSE in thousandths."),
         Table("spread", spread, f"Scales of tokens or experts spread over decades: %, and thousandths; {cost}."),
@@ -239,9 +253,9 @@ def run(fast: bool) -> Result:
     }
     figure, caption = outer_scale_figures.main(frames)
     plates = (outer_scale_figures.company(frames["invariance"]),)
-    return Result(
-        rows, figure, caption, find(frames), at.seeds, summary, tables=tables(frames, at.shape[2]), plates=plates
-    )
+    finding, *told = find(frames)
+    shown_ = tables(frames, at.shape[2])
+    return Result(rows, figure, caption, finding, at.seeds, summary, "cpu", shown_, plates, tuple(told))
 
 
 STUDY = Study(

@@ -13,6 +13,7 @@ Interrupted and started again, every stage goes on from its last checkpoint, and
 """
 
 import dataclasses
+import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from hw.choose import operations
 from reference.alphabet import alphabet_of
 from reference.checkpoint import checkpoint_path, write_atomic
 from reference.config import check
-from reference.environments import environment_of, problem
+from reference.environments import drawn, environment_of
 from reference.examples import Codec, load_examples
 from reference.log import read_log
 from reference.model import ModelConfig
@@ -164,7 +165,7 @@ def _require(config: PipelineConfig) -> None:
     check(first)
     codec, sequence = Codec(alphabet_of(first, tuned=True)), config.model.sequence
     load_examples(second.data, codec, sequence, second.examples, second.seed)
-    asked = problem(environment_of(third.environment), third.seed, 0)
+    asked = drawn(environment_of(third.environment), third.seed, 0)
     prompt_tokens(third.environment, asked, codec, sequence)
 
 
@@ -220,6 +221,7 @@ def tabulate(logs: Logs) -> pd.DataFrame:
     Columns: preset; seed; pretrain_nats, held out, per byte; sft_nats, held out, per token of completions; sft_exact,
     share of held-out completions that greedy decoding would write; start_reward and reward, means over the first and
     last twentieth of the RL steps; heldout_reward, greedy; kl_sampler, of sampler and trainer, a mean over RL steps.
+    NaN where a stage held nothing out.
     """
     rows = []
     for (preset, seed), log in logs.items():
@@ -230,11 +232,11 @@ def tabulate(logs: Logs) -> pd.DataFrame:
                 "preset": preset,
                 "seed": seed,
                 "pretrain_nats": log["pretrain"][-1]["heldout_ce"],
-                "sft_nats": log["sft"][-1]["heldout_ce"],
-                "sft_exact": log["sft"][-1]["heldout_exact"],
+                "sft_nats": log["sft"][-1].get("heldout_ce", math.nan),
+                "sft_exact": log["sft"][-1].get("heldout_exact", math.nan),
                 "start_reward": sum(rewards[:few]) / few,
                 "reward": sum(rewards[-few:]) / few,
-                "heldout_reward": log["rl"][-1]["heldout_reward"],
+                "heldout_reward": log["rl"][-1].get("heldout_reward", math.nan),
                 "kl_sampler": sum(record["kl_sampler"] for record in log["rl"]) / len(rewards),
             }
         )

@@ -74,6 +74,9 @@ def sentences(differences: pd.DataFrame, baseline: str) -> list[str]:
     found = []
     for row in differences[differences.measure.isin(["reward", "heldout_reward"])].itertuples():
         name, _ = _NAMES[row.measure]
+        if math.isnan(row.mean):
+            found.append(f"{row.preset}, {name}: nothing is held out, since the environment asks too few questions")
+            continue
         if math.isnan(row.half):
             found.append(f"{row.preset}, {name}: {row.mean:+.3f} to {baseline}, of one seed, which has no interval")
             continue
@@ -120,8 +123,7 @@ def page(facts: Facts, presets: Sequence[str], table: pd.DataFrame, differences:
                 "One small model and few seeds: an interval that holds zero says that this many seeds do not tell "
                 "recipes apart, not that they are equal.",
                 "The reward at the end is a mean over the last twentieth of the steps, at temperature 1; the held-out "
-                "one is of other problems, answered greedily. Problems of a small environment come again, so held out "
-                "says less there.",
+                "one is of problems that are never asked in training, answered greedily.",
                 "KL of sampler and trainer is that of one set of weights computed two ways, with and without a cache; "
                 "it is zero under parity.",
             ]

@@ -32,7 +32,7 @@ import numerics as nm
 from . import plots
 from .interval import Interval, interval, listed, share_interval
 from .progress import Progress
-from .result import Result, Study
+from .result import Result, Study, Table, key_table
 
 DRAWS = (1, 2, 4, 8, 16, 32, 64)
 ROUNDINGS = {"stochastic": nm.Rounding.STOCHASTIC, "nearest": nm.Rounding.NEAREST_EVEN}
@@ -154,8 +154,8 @@ def summarize(rows: pd.DataFrame) -> dict[str, dict[str, Interval]]:
     return found
 
 
-def find(rows: pd.DataFrame, example: pd.DataFrame) -> str:
-    """The finding, in words, from the measurements."""
+def find(rows: pd.DataFrame, example: pd.DataFrame) -> tuple[str, ...]:
+    """The finding and its details, in words, from the measurements."""
     found = summarize(rows)
     values, most = int(rows.n.iloc[0]), int(rows.draws.max())
     inside = {key: each["slope"].holds(-1) for key, each in found.items()}
@@ -167,8 +167,9 @@ def find(rows: pd.DataFrame, example: pd.DataFrame) -> str:
             f"{one.mean / floor.mean:.2f} times nearest's error on {operand} ({one.text(3, 1e3)} against "
             f"{floor.text(3, 1e3)} thousandths of the energy; the mean of {most}: {last.mean / floor.mean:.3f} times)"
         )
-    return " ".join(
-        [
+    return (
+        _lead(found, most, rows.seed.nunique(), values),
+        *(
             f"Log-log slope of the squared error of the mean of n = 1 to {most} draws: {_each(found, 'slope', 4)} "
             f"(95 % intervals over {rows.seed.nunique()} seeds of {values:,} normal values each).",
             _sides("The -1 of an unbiased quantizer", inside),
@@ -177,7 +178,36 @@ def find(rows: pd.DataFrame, example: pd.DataFrame) -> str:
             f"{_each(found, 'bias', 2, 1e3)}.",
             _sides("Zero bias", {key: each["bias"].holds(0) for key, each in found.items()}),
             _about_example(example),
-        ]
+        ),
+    )
+
+
+def _lead(found: dict[str, dict[str, Interval]], most: int, seeds: int, values: int) -> str:
+    stochastic, nearest = (found[f"{name} on activations"] for name in ("stochastic", "nearest"))
+    price = stochastic["error_of_one"].mean / nearest["error_of_one"].mean
+    return (
+        f"The squared error of the mean of n = 1 to {most} draws falls as n^{stochastic['slope'].mean:.2f} when "
+        f"rounding is stochastic and as n^{round(nearest['slope'].mean, 2) + 0.0:g} when it is nearest ({seeds} seeds "
+        f"of {values:,} values). "
+        f"One stochastic draw has {price:.2f} times nearest's error."
+    )
+
+
+def rates(rows: pd.DataFrame) -> Table:
+    """The key table: slope, error of one draw and of the mean of most, bias."""
+    lines = [
+        {
+            "rounding": key.split(" on ")[0],
+            "operand": key.split(" on ")[1],
+            "slope": each["slope"].text(3),
+            "error of one draw x 1e3": each["error_of_one"].text(3, 1e3),
+            "of the mean of all x 1e3": each["error_of_most"].text(3, 1e3),
+            "bias x 1e3": each["bias"].text(3, 1e3),
+        }
+        for key, each in summarize(rows).items()
+    ]
+    return key_table(
+        pd.DataFrame(lines), "Squared error over the saved tensor's energy, slope against draws, and bias."
     )
 
 
@@ -269,7 +299,9 @@ def run(fast: bool) -> Result:
         f"{len(seeds)} seeds; slopes with 95 % intervals over seeds. Right: the worked example, shares over "
         f"{int(example['count'].iloc[0]):,} draws; areas show shares, the bar their mean."
     )
-    return Result(rows, draw(rows, example), caption, find(rows, example), seeds, summary)
+    finding, *told = find(rows, example)
+    tables = (rates(rows),)
+    return Result(rows, draw(rows, example), caption, finding, seeds, summary, tables=tables, details=tuple(told))
 
 
 STUDY = Study(

@@ -23,7 +23,7 @@ from . import requantization_cases as cases
 from .interval import Interval, listed, over_seeds, shown
 from .progress import Progress
 from .requantization_published import published
-from .result import Result, Study, Table
+from .result import Result, Study, Table, key_table
 
 RATIOS = (1e-1, 1e-2, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6)
 SPREADS = (0.0, 1.0)
@@ -72,12 +72,23 @@ def payback(rows: pd.DataFrame, operand: str, kind: str, nearest: str) -> int | 
     return math.ceil(mean.variance[kind] / room) if room > 0 else None
 
 
-def find(frames: Frames) -> str:
-    """The finding, in words, from the measurements."""
+def find(frames: Frames) -> tuple[str, ...]:
+    """The finding and its details, in words, from the measurements."""
     kinds = frames["kinds"]
     n = f"95 % intervals over {kinds.seed.nunique()} seeds of {int(kinds.n.iloc[0]):,} normal values"
     told = [_about_kinds(kinds), _about_headroom(frames), _about_bits(frames), _about_outers(frames)]
-    return " ".join([*told, _about_sources(frames["sources"]), f"({n}.)"])
+    return (_lead(kinds), *told, _about_sources(frames["sources"]), f"{n}.")
+
+
+def _lead(rows: pd.DataFrame) -> str:
+    bias, error = (over_seeds(rows, ["kind", "operand"], name) for name in ("squared_bias", "error"))
+    drawn = [kind.name for kind in cases.KINDS if kind.draws]
+    zero = [kind for kind in drawn if all(bias[kind, operand].holds(0) for operand in OPERANDS)]
+    told = [f"{kind} ({error[kind, OPERANDS[0]].text(2, 1e3)})" for kind in zero]
+    return (
+        f"Of {len(drawn)} stochastic ways to requantize a saved operand, {len(zero)} show no squared bias: "
+        f"{listed(told or ['none'])}, with the squared error of one draw in thousandths of the energy."
+    )
 
 
 def _about_kinds(rows: pd.DataFrame) -> str:
@@ -264,7 +275,11 @@ def run(fast: bool) -> Result:
     }
     figure, caption = requantization_figures.kinds(frames["kinds"])
     plates = (requantization_figures.headroom(frames), requantization_figures.outer(frames))
-    return Result(rows, figure, caption, find(frames), at.seeds, summary, tables=tables(frames), plates=plates)
+    finding, *told = find(frames)
+    each = tables(frames)
+    kinds = each[0].frame[each[0].frame.operand == OPERANDS[0]].drop(columns="operand")
+    key = key_table(kinds, f"{OPERANDS[0].capitalize()}: {each[0].caption}")
+    return Result(rows, figure, caption, finding, at.seeds, summary, "cpu", (key, *each), plates, tuple(told))
 
 
 def _joined(rows: pd.DataFrame, keys: list[str], columns: Sequence[str]) -> dict[tuple[Any, ...], tuple[Interval, ...]]:

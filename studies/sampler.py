@@ -20,7 +20,7 @@ from . import cache, plots
 from . import sampler_cases as cases
 from .interval import listed, over_seeds, shown
 from .progress import Progress
-from .result import Result, Study, Table
+from .result import Result, Study, key_table
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def measure(at: Size) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def find(rows: pd.DataFrame) -> str:
-    """The finding, in words, from the measurements."""
+def find(rows: pd.DataFrame) -> tuple[str, ...]:
+    """The finding and its details, in words, from the measurements."""
     kl, rerouted = (over_seeds(rows, ["pair"], name) for name in ("kl", "rerouted"))
     own = rows[rows.pair == "parity"]
     exact = bool((own.equal == 1).all() and (own.rerouted == 0).all() and (own.kl == 0).all())
@@ -69,10 +69,11 @@ def find(rows: pd.DataFrame) -> str:
     moved = {name: part.largest.max() for name, part in rows.groupby("pair", sort=False)}
     most = max(moved, key=moved.__getitem__)
     return (
-        f"{first}. Without it KL(sampler, trainer) in thousandths of a nat per token is: {listed(told)}. Where sums "
-        f"alone differ, places that keep all bits are {bits}. The log-probability of one token moves by up to "
-        f"{moved[most]:.2f} ({most}). (95 % intervals over {n} seeds of a model trained under fourbit for "
-        f"{int(rows.steps.iloc[0])} steps, loss {own.loss.mean():.2f} nats per token.)"
+        f"{first}. Without parity the log-probability of one token moves by up to {moved[most]:.2f} ({most}).",
+        f"KL(sampler, trainer) in thousandths of a nat per token is: {listed(told)}.",
+        f"Where sums alone differ, places that keep all bits are {bits}.",
+        f"95 % intervals over {n} seeds of a model trained under fourbit for {int(rows.steps.iloc[0])} steps, loss "
+        f"{own.loss.mean():.2f} nats per token.",
     )
 
 
@@ -123,8 +124,7 @@ def run(fast: bool) -> Result:
     figure, caption = draw(rows)
     milli, percent = (1e3, 3), (100.0, 2)
     columns = {"kl": milli, "apart": milli, "equal": percent, "rerouted": percent}
-    table = Table(
-        "pairs",
+    table = key_table(
         shown(rows, ["pair"], columns),
         "KL and mean distance of log-probabilities in thousandths, places with equal bits and rerouted choices in %.",
     )
@@ -132,7 +132,8 @@ def run(fast: bool) -> Result:
         name: {"kl": float(part.kl.mean()), "equal": float(part.equal.mean()), "rerouted": float(part.rerouted.mean())}
         for name, part in rows.groupby("pair", sort=False)
     }
-    return Result(rows, figure, caption, find(rows), at.seeds, summary, tables=(table,))
+    finding, *told = find(rows)
+    return Result(rows, figure, caption, finding, at.seeds, summary, tables=(table,), details=tuple(told))
 
 
 STUDY = Study(

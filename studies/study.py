@@ -7,7 +7,7 @@
 DIR/NAME/ holds
 
     rows.csv        every measurement
-    finding.md      question and finding, one paragraph
+    finding.md      question and finding, then the details
     figure.svg/png  for print and for a screen; further figures by their names
     NAME.csv/md     tables for readers
     meta.json       question, finding and its numbers; command, date, seconds, seeds, versions, commit, device
@@ -119,7 +119,9 @@ def run_study(study: Study, out: Path, fast: bool, command: str) -> Path:
     target = out / study.name
     with _replacing(target) as folder:
         result.rows.to_csv(folder / "rows.csv", index=False, lineterminator="\n")
-        (folder / "finding.md").write_text(f"**{study.question}** {result.finding}\n", "utf-8")
+        lines = [f"**{study.question}** {result.finding}", *([""] if result.details else [])]
+        lines += [f"- {detail}" for detail in result.details]
+        (folder / "finding.md").write_text("\n".join(lines) + "\n", "utf-8")
         plots.save(result.figure, folder / "figure.svg")
         plots.save(result.figure, folder / "figure.png")
         for plate in result.plates:
@@ -199,7 +201,7 @@ def _report(fast: bool = False, out: Path = OUT, workers: int = 2) -> None:
         missing = [name for name, study in STUDIES.items() if not kept.is_finished(study, out / name, fast)]
         run_together(missing, out, fast, workers)
         folders = finished(out)
-        write_atomic(out / "report.html", report.studies(folders).encode())
+        write_atomic(out / "report.html", report.studies(folders, out).encode())
     print(f"{len(folders)} studies in {out / 'report.html'}")
 
 
@@ -257,6 +259,7 @@ def _meta(study: Study, result: Result, fast: bool, command: str, seconds: float
         "title": study.title,
         "question": study.question,
         "finding": result.finding,
+        "details": list(result.details),
         "caption": result.caption,
         "summary": result.summary,
         "tables": [{"name": table.name, "caption": table.caption} for table in result.tables],

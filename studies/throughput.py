@@ -31,7 +31,7 @@ from . import throughput_draw as figures
 from . import throughput_traffic as traffic
 from .interval import LEVEL, listed
 from .progress import Progress
-from .result import Plate, Result, Study, Table
+from .result import KEY_ROWS, Plate, Result, Study, Table, key_table
 from .throughput_traffic import COPY, HALF, NEAR, TRAFFIC
 
 BENCHES = Path("results/bench")  # tables of further machines, if any
@@ -141,8 +141,8 @@ def _ratios(rows: pd.DataFrame) -> dict[tuple[str, str], np.ndarray]:
     return {key: own[key][1] * (1.0 if own[key][0] == COPY else first[own[key][0]]) for key in order}
 
 
-def find(lines: pd.DataFrame, rows: pd.DataFrame, machine: str, tables: dict[str, pd.DataFrame]) -> str:
-    """The finding, in words."""
+def find(lines: pd.DataFrame, rows: pd.DataFrame, machine: str, tables: dict[str, pd.DataFrame]) -> tuple[str, ...]:
+    """The finding and its details, in words."""
     rounds, size = rows["round"].nunique(), int(rows["size"].max())
     copy = lines[lines.operation == COPY].iloc[0]
     ours = lines[lines["mode"].isin(["eager", "compiled"])]
@@ -155,7 +155,7 @@ def find(lines: pd.DataFrame, rows: pd.DataFrame, machine: str, tables: dict[str
     for (what, mode), part in ours.groupby(["limit", "mode"], sort=False):
         told.append(f"Limited by {what}, {mode}: {'; '.join(part.operation)}.")
     told += [_about(name, frame) for name, frame in tables.items()]
-    return " ".join(told if tables else [*told, f"No tables of other machines in {BENCHES}."])
+    return tuple(told if tables else [*told, f"No tables of other machines in {BENCHES}."])
 
 
 def _share(row: Any) -> str:
@@ -234,16 +234,24 @@ def run(fast: bool) -> Result:
     summary = {"this machine": lines.to_dict("records")} | {
         key: each.to_dict("records") for key, each in tables.items()
     }
+    finding, *told = find(lines, rows, name, tables)
     return Result(
-        rows, figures.figure(lines, roofs, name), caption, find(lines, rows, name, tables), (0,), _plain(summary),
-        tables=_tables(lines, name, tables), plates=_plates(tables),
+        rows, figures.figure(lines, roofs, name), caption, finding, (0,), _plain(summary),
+        tables=_tables(lines, name, tables), plates=_plates(tables), details=tuple(told),
     )  # fmt: skip
 
 
 def _tables(lines: pd.DataFrame, name: str, tables: dict[str, pd.DataFrame]) -> tuple[Table, ...]:
     told = "bytes are inputs and results once; the best ratio is that at the copy's bandwidth"
     here = Table("machine", shown(lines), f"Measured here, {name}, one thread; {told}.")
-    return (here, *(Table(f"bench_{key}", shown(each), f"Table {key}, read; {told}.") for key, each in tables.items()))
+    brief = here.frame[["operation", "mode", "M elements/s", "share of copy, %", "limit"]]
+    last = brief[brief["mode"] == lines["mode"].iloc[-1]].tail(KEY_ROWS)
+    key = key_table(last, f"{name}, one thread: share of the bandwidth of a copy, and what limits each operation.")
+    return (
+        key,
+        here,
+        *(Table(f"bench_{key}", shown(each), f"Table {key}, read; {told}.") for key, each in tables.items()),
+    )
 
 
 def _plates(tables: dict[str, pd.DataFrame]) -> tuple[Plate, ...]:

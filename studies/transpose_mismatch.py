@@ -24,7 +24,7 @@ from . import transpose_mismatch_plots as drawn
 from .interval import Interval, interval, listed
 from .progress import Progress
 from .published import RECOMPUTED, compared, table
-from .result import Plate, Result, Study, Table
+from .result import Plate, Result, Study, Table, key_table
 from .transpose_mismatch_data import CASES, CHANNELS, SCATTERED, SIZES, measure_seed
 
 MEASURES = (
@@ -58,17 +58,28 @@ def summarize(rows: pd.DataFrame) -> Found:
     return found
 
 
-def find(rows: pd.DataFrame, reaches: pd.DataFrame, losses: dict[str, float]) -> str:
-    """The finding, in words, from the measurements."""
+def find(rows: pd.DataFrame, reaches: pd.DataFrame, losses: dict[str, float]) -> tuple[str, ...]:
+    """The finding and its details, in words, from the measurements."""
     found = summarize(rows)
-    return " ".join(
-        [
+    return (
+        _lead(found, rows.seed.nunique()),
+        *(
             _on_normal(found, int(rows.n.iloc[0]), rows.seed.nunique()),
             _on_tiles(found),
             _on_outliers(found),
             _on_saved(found),
             _on_reach(reaches, losses),
-        ]
+        ),
+    )
+
+
+def _lead(found: Found, seeds: int) -> str:
+    nv, tile = found[SCATTERED, 1.0, PLAIN], found[SCATTERED, 1.0, TILE]
+    dearer = tile["error_of_ordinary_rows"].mean / nv["error_of_ordinary_rows"].mean
+    return (
+        f"NVFP4 along rows and along columns differ in {nv['differ'].text(1, 100)} % of normal values, by "
+        f"{nv['ratio'].text(3)} times the sum of the two errors ({seeds} seeds). A tile of 16x16 differs in "
+        f"{tile['differ'].text(1, 100)} % and errs {dearer:.2f} times as much."
     )
 
 
@@ -228,8 +239,11 @@ def run(fast: bool) -> Result:
         ),
     )
     lines = reaches.assign(least=reaches.least.map("{:,.1f}".format), largest=reaches.largest.map("{:,.1f}".format))
+    sizes = by_size(rows)
+    few = sizes.frame[(sizes.frame.outliers == SCATTERED) & sizes.frame["size"].isin(["1", f"{BESIDE:g}"])]
     tables = (
-        by_size(rows),
+        key_table(few[few.format.isin([*ONE_D, TILE])].drop(columns="outliers"), sizes.caption),
+        sizes,
         published(rows, becomes, losses),
         Table(
             "becomes", becomes, "What a value becomes in an NVFP4 block, by the block's maximum, without outer scale."
@@ -241,8 +255,8 @@ def run(fast: bool) -> Result:
         f"columns (without outliers {normal[PLAIN]} % in NVFP4 1x16, {normal['MXFP8 1x32']} % in MXFP8, {normal[TILE]} "
         "% in tiles). Middle and right: what the other entries suffer, along rows."
     )
-    text = find(rows, reaches, losses)
-    return Result(rows, drawn.curves(rows), caption, text, seeds, summary, tables=tables, plates=plates)
+    text, *told = find(rows, reaches, losses)
+    return Result(rows, drawn.curves(rows), caption, text, seeds, summary, "cpu", tables, plates, tuple(told))
 
 
 STUDY = Study(

@@ -88,10 +88,14 @@ def te_46(bound: float, error: Callable[[float], float]) -> Twin:
         base, found = mul32(div32(largest(xs), 6.0), s_enc), []
         for ratio in (base, mul32(base, 1.5)):
             code, s = e4m3(ratio)
-            codes, total = te_codes(xs, s, s_enc, compared), 0.0
-            for q, x in zip(codes, xs, strict=True):
-                total = add32(total, error(add32(div32(mul32(mul32(E2M1.value(q), s), amax), top), -x)))
-            found.append((total, code, codes))
+            codes, sums = te_codes(xs, s, s_enc, compared), []
+            for i, (q, x) in enumerate(zip(codes, xs, strict=True)):
+                if i % 16 == 0:  # of a tile, each line on its own
+                    sums.append(0.0)
+                sums[-1] = add32(sums[-1], error(add32(div32(mul32(mul32(E2M1.value(q), s), amax), top), -x)))
+            while len(sums) > 1:
+                sums = [add32(a, b) for a, b in zip(sums[: len(sums) // 2], sums[len(sums) // 2 :], strict=True)]
+            found.append((sums[0], code, codes))
         six, four = found
         return finish(*(four if four[0] < six[0] else six)[1:], te_decode(amax, top))
 
@@ -421,3 +425,16 @@ MX_TWINS: dict[str, MxTwin] = {
     "fouroversix_mx": fouroversix_mx,
 }
 assert all(E8M0.value(127 + k) == 2.0**k for k in (-127, 0, 127))
+
+
+# ---- FP8 blocks ------------------------------------------------------------------------------------------------------
+
+Fp8Twin = Callable[[Sequence[float]], tuple[float, list[int]]]
+
+
+def fourbit_fp8(xs: Sequence[float]) -> tuple[float, list[int]]:
+    scale = div32(largest(xs), 448.0) if largest(xs) else 1.0
+    return scale, [nearest(div32(x, scale) if scale else math.copysign(0.0, x), E4M3) for x in xs]
+
+
+FP8_TWINS: dict[str, Fp8Twin] = {"fourbit_fp8": fourbit_fp8}

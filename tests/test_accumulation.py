@@ -137,16 +137,16 @@ def test_the_published_table(frames: study.Frames) -> None:
 
 
 def test_words_follow_numbers(frames: study.Frames) -> None:
-    found = study.find(frames)
+    found = " ".join(study.find(frames))
     assert "hardly matters there" in found and "the same bits as promotion" in found
     assert "All" not in found and "err no more than FP32 sums" in found
     rows = frames["growth"].assign(rms=1.0, bias=0.5)
     rows.loc[rows.accumulator == "fp32", "rms"] = 0.5
     recipe = frames["recipe"].assign(share=0.4, increase=0.001)
-    assert "the accumulator matters there" in study.find(frames | {"recipe": recipe})
+    assert "the accumulator matters there" in " ".join(study.find(frames | {"recipe": recipe}))
     recipe = frames["recipe"].assign(share=1e-4, increase=0.7)
     promotion = frames["promotion"].assign(split_equals=False)
-    other = study.find(frames | {"growth": rows, "recipe": recipe, "promotion": promotion})
+    other = " ".join(study.find(frames | {"growth": rows, "recipe": recipe, "promotion": promotion}))
     assert "No tensor core errs no more than FP32" in other and "are exact at every K" not in other
     assert "not always short, significantly so under 0 of 9" in other
     assert "the accumulator matters there" in other and "by 70.000 ± 0.000 %" in other

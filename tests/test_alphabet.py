@@ -1,10 +1,12 @@
-"""Contract of reference.alphabet, and of evaluation and generation of runs on tokens: pieces are the bytes of the text,
-the held-out loss is the run's own, and a tokenizer that is gone or another one is told.
+"""Contract of reference.alphabet, and of evaluation and generation of runs on tokens: the text of tokens is what the
+library's decoder makes of them, all at once or one by one; the held-out loss is the run's own, and a tokenizer that is
+gone or another one is told.
 
-Oracle: GPT-2's alphabet written out in `token_folders`; the runs' logs.
+Oracles: the library `tokenizers`; GPT-2's alphabet written out in `token_folders`; the runs' logs.
 """
 
 import dataclasses
+import random
 import shutil
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import torch
 
 import fourbit
 from numerics import ops
-from reference.alphabet import Bytes, Tokens
+from reference.alphabet import Bytes, Tokens, streamed
 from reference.config import TrainConfig
 from reference.evaluate import EvalConfig, evaluate, score_item
 from reference.generate import Caching
@@ -27,6 +29,7 @@ from reference.train import train
 tokenizers = pytest.importorskip("tokenizers", reason="not run: the extra `data` is not installed")
 
 from token_folders import documents, json_lines, token_texts  # noqa: E402
+from tokenizer_kinds import byte_level, llama, unigram, word_pieces  # noqa: E402
 
 SMALL = ModelConfig(dim=32, heads=2, experts=4, expert_dim=32, shared_dim=32, sequence=64, vocab=512)
 
@@ -55,30 +58,63 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 RUNS = ("on_shards", "on_text")
+TOKENIZERS = {"byte level": byte_level, "llama": llama, "unigram": unigram, "word pieces": word_pieces} | {
+    "no decoder": lambda: byte_level(decoder=False)
+}
 
 
-def test_pieces_are_the_bytes_of_a_text(place: Path) -> None:
+def test_tokens_of_bytes_are_a_text(place: Path) -> None:
     path = place / "shards" / "tokenizer.json"
     alphabet = Tokens(parse_tokenizer(path.read_bytes(), "t"), path, None)
-    assert (alphabet.size, alphabet.piece(alphabet.end), alphabet.piece(10**6)) == (400, b"", b"")
-    assert all(alphabet.piece(token) == text for token, text in token_texts(path).items())
+    assert (alphabet.size, alphabet.decode([alphabet.end, 10**6])) == (400, "")
+    assert all(alphabet.decode([token]) == text.decode("utf-8", "replace") for token, text in token_texts(path).items())
     for text in [*documents(20, 3), "<|endoftext|>", "\x00 \x7f\u0085 \u00ad"]:
         tokens = alphabet.encode(text.encode())
-        assert b"".join(map(alphabet.piece, tokens)) == text.encode() and alphabet.end not in tokens
+        assert alphabet.decode(tokens) == text and alphabet.end not in tokens
     with pytest.raises(ValueError, match="is not UTF-8"):
         alphabet.encode(b"\xff")
 
 
 def test_a_byte_is_its_own_token() -> None:
     every = bytes(range(256))
-    assert b"".join(map(Bytes().piece, Bytes().encode(every))) == every and Bytes().end is None
+    assert Bytes().encode(every) == list(every) and Bytes().end is None
+    assert Bytes().decode(every) == every.decode("utf-8", "replace") and Bytes(3).decode(b"a\x03b") == "ab"
+    rng = random.Random(0)
+    for _ in range(50):
+        raw = bytes(rng.choices(range(256), k=64))
+        assert "".join(streamed(Bytes(), raw)) == raw.decode("utf-8", "replace")
 
 
-def test_pieces_of_other_tokenizers_are_the_vocabularys() -> None:
-    own = tokenizers.Tokenizer(tokenizers.models.Unigram([("<unk>", 0.0), ("▁a", -1.0), ("b", -2.0)], unk_id=0))
-    own.add_special_tokens(["</s>"])
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_text_is_what_the_librarys_decoder_makes_of_tokens(name: str) -> None:
+    """At once and one by one; byte-level BPE, SentencePiece and byte fallback give back what was encoded."""
+    own = TOKENIZERS[name]()
     alphabet = Tokens(parse_tokenizer(own.to_str().encode(), "t"), Path("t"), None)
-    assert [alphabet.piece(token) for token in range(4)] == [b"<unk>", b" a", b"b", b""]
+    rng = random.Random(1)
+    for text in [
+        "5",
+        "2+3=5",
+        "a\nb",
+        " a  b ",
+        "東京é",
+        *("".join(rng.choices(" ab15=\né東😀", k=20)) for _ in range(60)),
+    ]:
+        tokens = alphabet.encode(text.encode())
+        found = alphabet.decode(tokens)
+        if name in ("byte level", "no decoder", "llama"):
+            assert found == text
+        if name != "no decoder":  # to the library a file without one has spaces between all tokens
+            assert found == own.decode(tokens, skip_special_tokens=False)
+        assert "".join(streamed(alphabet, tokens)) == found
+        assert alphabet.decode([*tokens, alphabet.end, 10**6]) == found
+
+
+def test_text_comes_as_soon_as_it_is_whole() -> None:
+    own = llama()
+    alphabet = Tokens(parse_tokenizer(own.to_str().encode(), "t"), Path("t"), None)
+    assert alphabet.encode("é5 5".encode()) == [259, 0xC3 + 3, 0xA9 + 3, 265, 293]
+    assert list(streamed(alphabet, [259, 0xC3 + 3, 0xA9 + 3, 265, 293])) == ["", "", "é", "5", " 5", ""]
+    assert list(streamed(alphabet, [265, 0xC3 + 3])) == ["5", "", "�"]
 
 
 @pytest.mark.parametrize("name", RUNS)

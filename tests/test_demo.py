@@ -69,7 +69,9 @@ def test_runs_differ_in_arithmetic_alone(table: pd.DataFrame, config: demo.DemoC
 def test_the_page_is_complete_and_needs_nothing_from_outside(table: pd.DataFrame, config: demo.DemoConfig) -> None:
     page = (config.out / "report.html").read_text()
     assert "<script" not in page and "@import" not in page
-    addresses = re.findall(r"""(?:src|href|srcset|data|url)\s*[=(]\s*["']?([^"'\s>)]+)""", page)
+    links = re.findall(r'<a href="([^"]*)">', page)
+    assert links and all((config.out / link).is_file() for link in links)
+    addresses = re.findall(r"""(?:src|(?<!a )href|srcset|data|url)\s*[=(]\s*["']?([^"'\s>)]+)""", page)
     assert len(addresses) >= 3 and all(address.startswith("data:") for address in addresses)
     assert page.count('src="data:image/svg+xml;base64,') == 3
     meta = json.loads((config.out / "runs" / "bf16" / "meta.json").read_text())

@@ -14,19 +14,22 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from dialect_twins import MX_TWINS, TWINS, nearest_fraction
+from dialect_twins import FP8_TWINS, MX_TWINS, TWINS, nearest_fraction
 
 import numerics as nm
 from numerics.dialects_core import LAYOUTS, Outer
 
 DIALECTS = nm.scales.DIALECTS
 NV = [name for name, d in DIALECTS.items() if "NVFP4" in d.formats]
-MX = [(name, fmt) for name, d in DIALECTS.items() for fmt in d.formats if fmt != "NVFP4"]
+MX = [(name, fmt) for name, d in DIALECTS.items() for fmt in d.formats if LAYOUTS[fmt].scale is nm.E8M0]
+FP8 = [name for name, d in DIALECTS.items() if "FP8_1X128" in d.formats]
+TILED = [name for name, d in DIALECTS.items() if "NVFP4_2D" in d.formats]
 INF, NAN = float("inf"), float("nan")
 
 
 def test_every_dialect_has_a_twin_and_says_what_it_does():
-    assert set(TWINS) == set(NV) and set(MX_TWINS) == {name for name, _ in MX}
+    assert set(TWINS) == set(NV) and set(MX_TWINS) == {name for name, _ in MX} and set(FP8_TWINS) == set(FP8)
+    assert set(TILED) <= set(NV)
     for name, d in DIALECTS.items():
         text = str(d)
         assert text.startswith(f"{name}: ") and d.source
@@ -110,6 +113,42 @@ def test_scalar_twin_mx(name: str, fmt: str, which: str):
         assert q.codes[row, part].tolist() == codes
         decoded = [float(torch.tensor(element.value(c) * 2.0 ** (scale - 127), dtype=torch.float32)) for c in codes]
         assert all(map(same, values[row, part].tolist(), decoded))
+
+
+@pytest.mark.parametrize("name", TILED)
+@pytest.mark.parametrize("which", ["normal", "ties"])
+def test_scalar_twin_of_a_tile(name: str, which: str):
+    """Tiles of 16 x 16, the last of 4 lines: the twin of a block sees the values of all lines, one after another."""
+    d, x = DIALECTS[name], TENSORS[which].view(32, 32)[:20, :16].contiguous()
+    q = d.quantize(x, "NVFP4_2D")
+    values, amax = d.dequantize(q), float(x.abs().max())
+    assert q.scales.shape == (2, 1)
+    for tile in range(2):
+        part = slice(16 * tile, min(16 * tile + 16, 20))
+        xs = x[part].flatten().tolist()
+        scale, codes, decoded = TWINS[name]([*xs, *[0.0] * (256 - len(xs))], amax)
+        assert int(q.scales[tile]) == scale
+        assert q.codes[part].flatten().tolist() == codes[: len(xs)]
+        assert all(map(same, values[part].flatten().tolist(), decoded))
+    line = d.quantize(x.T.contiguous(), "NVFP4_2D", axis=-2)
+    assert torch.equal(line.codes.T, q.codes) and torch.equal(line.scales.T, q.scales)
+
+
+@pytest.mark.parametrize("name", FP8)
+@pytest.mark.parametrize("which", ["normal", "ties", "zeros and small rows", "1e-30", "1e37"])
+def test_scalar_twin_of_fp8_blocks(name: str, which: str):
+    """Blocks of 128, and tiles of which only 3 lines and 5 columns are values."""
+    d, x = DIALECTS[name], TENSORS[which]
+    q = d.quantize(x, "FP8_1X128")
+    tile = d.quantize(x[:3, :5], "FP8_128X128")
+    found = [(x[row].tolist(), q.scales[row], q.codes[row], d.dequantize(q)[row]) for row in range(len(x))]
+    found.append((x[:3, :5].flatten().tolist(), tile.scales[0], tile.codes.flatten(), d.dequantize(tile).flatten()))
+    for xs, scales, codes, values in found:
+        scale, expected = FP8_TWINS[name](xs)
+        assert scales.dtype == torch.float32 and scales.tolist() == [scale]
+        assert codes.tolist() == expected
+        decoded = [float(torch.tensor(nm.E4M3.value(c) * scale, dtype=torch.float32)) for c in expected]
+        assert all(map(same, values.tolist(), decoded))
 
 
 def edges(largest: float) -> torch.Tensor:
@@ -490,7 +529,7 @@ def test_axes_ragged_blocks_and_empty_tensors(name: str):
     assert torch.equal(q.codes, moved.codes.movedim(-1, 1)) and torch.equal(q.scales, moved.scales.movedim(-1, 1))
     assert torch.equal(d.dequantize(q), d.dequantize(moved).movedim(-1, 1))
     empty = d.quantize(torch.zeros(0, 64))
-    assert empty.codes.shape == (0, 64) and empty.scales.shape == (0, 64 // block)
+    assert empty.codes.shape == (0, 64) and empty.scales.shape == (0, -(-64 // block))
     assert d.dequantize(empty).shape == (0, 64)
     line = d.quantize(torch.ones(40).numpy())
     assert line.codes.shape == (40,)

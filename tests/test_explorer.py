@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from explorer_cases import SIZE, Case, answer, numbers_for, random_cases, same
+from explorer_cases import SIZE, SPECIAL, Case, answer, numbers_for, random_cases, same
 
 import fourbit
 import numerics as nm
 from notebooks import explorer
 from numerics.formats import FORMATS
-from numerics.show import code_card, exact, value_card
+from numerics.show import code_card, exact, rounding_rows, value_card
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -370,3 +370,85 @@ def test_an_outer_scale_that_numerics_refuses_is_refused(node) -> None:
             assert taken, outer
         except ValueError:
             assert not taken, outer
+
+
+def test_every_rounding_of_a_number_is_as_show_prints_it(node) -> None:
+    """Values, midpoints and what lies beside them of the narrow formats, a sample of the wide; specials and -0."""
+    random = np.random.default_rng(6)
+    asked = {}
+    for name, fmt in FORMATS.items():
+        every = numbers_for(fmt) if fmt.bits <= 6 else random.choice(numbers_for(fmt), 24)
+        asked[name] = np.concatenate([random.choice(every, min(len(every), 40)), SPECIAL, [-0.3, 0.3, 1.999, -1.0]])
+    told = node(
+        """
+    const each = (fmt) => Array.from(doubles(fmt.name), (x) => card.roundingRows(fmt, x, data.roundings));
+    console.log(JSON.stringify(Object.values(data.formats).map(each)));""",
+        **asked,
+    )
+    for (name, fmt), rows in zip(FORMATS.items(), json.loads(told), strict=True):
+        for x, mine in zip(asked[name].tolist(), rows, strict=True):
+            expected = rounding_rows(fmt, x)
+            if "stochastic, 50.00% of draws" in {row[0] for row in expected}:  # two equal chances have no order
+                mine, expected = sorted(mine), sorted(map(list, expected))
+            assert [tuple(row) for row in mine] == [tuple(row) for row in expected], (name, x)
+
+
+OWN = ["E3M2FN", "e3m4", "UE5M3FN", "E5M0FNU", "E3M0", "E4M3FN", "E8M0FNU", "UE4M3", "INT6", "INT2", "S3F4", "E1M2"]
+NO_FORMATS = ["", "fp4", "E4M3FNUZ", "E4M3FNU", "UE5M0FNU", "E9M1", "INT40", "E8M24", "E2M1 FN", "INT1"]
+
+
+def test_formats_of_ones_own_are_those_of_numerics(node) -> None:
+    told = node(f"""
+    const kept = (name) => formats.named(name, data.formats) && {{ ...formats.named(name, data.formats) }};
+    const found = {json.dumps(OWN + NO_FORMATS)}.map(kept);
+    for (const fmt of found) if (fmt) delete fmt.table;
+    console.log(JSON.stringify(found));""")
+    found = json.loads(told)
+    for name, mine in zip(OWN, found, strict=False):
+        expected = explorer.described(nm.format_named(name))
+        assert mine == {key: value for key, value in expected.items() if key != "table"}, name
+    assert found[len(OWN) :] == [None] * len(NO_FORMATS)
+    for name in NO_FORMATS:
+        with pytest.raises(ValueError):
+            nm.format_named(name)
+
+
+def test_the_first_block_shows_what_four_over_six_gains(node, page: str) -> None:
+    """The block that the page opens with: 6 is mapped to 4, and fewer values are off."""
+    first = json.loads(re.search(r"crowd: (\[[^\]]*\])", page)[1])
+    assert "values: PRESETS.crowd" in page
+    six, both = (nm.quantize(torch.tensor(first), fmt) for fmt in (nm.NVFP4, nm.NVFP4_46))
+    assert not torch.equal(six.dequantize(), both.dequantize())
+    told = node(f"""
+    const made = (name) => blocks.quantize({first}, name, {{ kind: "auto", value: 1 }}, data).values;
+    console.log(JSON.stringify([made("NVFP4"), made("NVFP4_46")]));""")
+    assert json.loads(told) == [six.dequantize().tolist(), both.dequantize().tolist()]
+
+
+def test_a_block_scale_can_be_given(node) -> None:
+    """Rounded to the scale's format, then used as it is: x / (scale * outer), or x times its reciprocal (NVFP4)."""
+    x = torch.linspace(-7, 9, SIZE)
+    for given in (0.7, 6.5, 3.0, 1e-3, 460.0, 2.0**-130):
+        told = json.loads(
+            node(f"""
+        const made = (name) => {{
+          const outer = {{ kind: "given", value: 0.75 }}, scale = {{ kind: "given", value: {given!r} }};
+          const {{ scaleCode, codes, values }} = blocks.quantize({x.tolist()}, name, outer, data, scale);
+          return [scaleCode, codes, values];
+        }};
+        console.log(JSON.stringify(Object.keys(data.blocks).map(made)));""")
+        )
+        for (name, fmt), (scale_code, codes, values) in zip(explorer.BLOCKS.items(), told, strict=True):
+            code = nm.encode(torch.tensor([given]), fmt.scale)
+            scale, outer = nm.decode(code, fmt.scale), torch.tensor([0.75 if fmt.outer else 1.0])
+            step = scale * outer
+            if name == "NVFP4":
+                inverse = (torch.ones(1) / (scale * (torch.ones(1) / (torch.ones(1) / outer)))).clamp(
+                    max=torch.finfo(torch.float32).max
+                )
+                scaled = x * inverse
+            else:
+                scaled = x / torch.where(step == 0, torch.inf, step)
+            expected = nm.encode(scaled, nm.E2M1)
+            assert scale_code == int(code) and codes == expected.tolist(), (name, given)
+            assert values == ((nm.decode(expected, nm.E2M1) * scale) * outer).tolist(), (name, given)

@@ -28,8 +28,11 @@ from reference.export import ExportConfig, export, require_free, write
 from reference.load import load_run
 from reference.model import Transformer
 from reference.presets import preset
+from reference.servers import notices
 from reference.tokenization import read_tokenizer
 from reference.train import TrainConfig, train
+
+FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +65,7 @@ def test_the_command_writes_the_newest_checkpoint(
     assert told.startswith(f"qwen2_moe in {out}: step 2 of {run}, ") and ("72 quantized" in told) == (to != "bf16")
     found = export(load_run(run), to)
     assert sorted(path.name for path in out.iterdir()) == sorted(
-        ["config.json", "model.safetensors", *(["hf_quant_config.json"] if to == "modelopt" else [])]
+        [*FILES, *(["hf_quant_config.json"] if to == "modelopt" else [])]
     )
     assert json.loads((out / "config.json").read_bytes()) == found.config
     tensors = load_file(out / "model.safetensors")
@@ -156,7 +159,7 @@ def test_an_export_is_replaced_by_force_alone(run: Path, tmp_path: Path, capsys:
     assert "holds an export already; give --force to replace it" in capsys.readouterr().err
     assert (tmp_path / "config.json").read_bytes() == before
     assert fourbit.main([*words, "bf16", "--force"]) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
     assert "quantization_config" not in json.loads((tmp_path / "config.json").read_bytes())
 
 
@@ -222,3 +225,79 @@ def test_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert fourbit.main(["export", str(tmp_path / "none"), "--to", "bf16", "--out", str(tmp_path / "out")]) == 2
     assert "does not exist; name the --out of `fourbit train`" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("name", ["fourbit", "nvfp4_nvidia"])
+def test_every_module_is_quantized_or_ignored(name: str, kind: str) -> None:
+    """SGLang, and some versions of vLLM, refuse one that is in no list (vllm-project/vllm#12617)."""
+    found = export(loaded(name, MODELS[kind]), "compressed-tensors")
+    entry = found.config["quantization_config"]
+    patterns = [target.removeprefix("re:") for g in entry["config_groups"].values() for target in g["targets"]]
+    modules = {n.rpartition(".")[0] for n, t in found.tensors.items() if t.ndim == 2}
+    hit = {module for module in modules if any(re.match(pattern, module) for pattern in patterns)}
+    plain = {m for m in modules if any(re.match(i[3:], m) if i.startswith("re:") else i == m for i in entry["ignore"])}
+    assert hit == set(found.kinds) and plain == modules - hit
+    # vLLM asks for the experts of mixtral by these names
+    names = [f"{m.partition('.experts.')[0]}.experts.0.gate_proj" for m in plain if ".experts." in m]
+    assert bool(names) == (name == "nvfp4_nvidia")
+    assert all(any(i.startswith("re:") and re.match(i[3:], n) for i in entry["ignore"]) for n in names)
+
+
+EXPERT, SHARED = "model.layers.0.mlp.experts.0.up_proj", "model.layers.0.mlp.shared_expert.up_proj"
+
+
+@pytest.mark.parametrize(
+    "sizes, packed, told",
+    [
+        (replace(SIZES, dim=128, expert_dim=64, shared_dim=64), [EXPERT, SHARED], []),
+        (SIZES, [], []),
+        # gate and up are one matrix; one that is no expert's may have N 64 if K is 128
+        (
+            replace(SIZES, dim=128, expert_dim=32, shared_dim=32),
+            [EXPERT, SHARED],
+            [
+                "will refuse mlp.experts: gate_proj with up_proj (K 128, N 64), mlp.experts: down_proj (K 32, N 128), "
+                "mlp.shared_expert: down_proj (K 32, N 128); for them train with such widths, or export --to bf16"
+            ],
+        ),
+        (
+            replace(MODELS["mixtral"], dim=96, expert_dim=64),
+            [EXPERT.replace("mlp", "block_sparse_moe")],
+            [
+                "will refuse block_sparse_moe.experts: w1 with w3 (K 96, N 128), block_sparse_moe.experts: w2 (K 64, "
+                "N 96); for them",
+                "in a mixtral SGLang has no window: texts of more than 8 tokens are computed otherwise",
+            ],
+        ),
+        (
+            MODELS["qwen2_moe"],
+            [],
+            [
+                "in a qwen2_moe vLLM has one window for all layers or none, SGLang none: texts of more than 8 tokens",
+                "SGLang takes every layer of a qwen2_moe for one with experts, and cannot load this model",
+            ],
+        ),
+        (MODELS["glm4_moe"], [], []),
+    ],
+)
+def test_what_servers_refuse_or_read_otherwise_is_said(sizes: Any, packed: list[str], told: list[str]) -> None:
+    found = notices(sizes, packed)
+    assert len(found) == len(told) and all(part in notice for part, notice in zip(told, found, strict=True))
+
+
+def test_the_command_says_it(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fourbit.main(["export", str(run), "--to", "modelopt", "--out", str(tmp_path / "out")]) == 0
+    assert "\nnotice: the Marlin kernels of vLLM and SGLang take inputs K" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("to", ["compressed-tensors", "modelopt", "bf16"])
+def test_biases_that_vllm_has_in_any_case_are_zeros(to: Any) -> None:
+    """Of q, k and v in every layer of qwen2_moe, and the configuration says that they are there."""
+    found = export(loaded("fourbit", MODELS["qwen2_moe"]), to)
+    rows = {"q_proj": 64, "k_proj": 32, "v_proj": 32}
+    biases = {name: tensor for name, tensor in found.tensors.items() if name.endswith("_proj.bias")}
+    assert set(biases) == {f"model.layers.{i}.self_attn.{name}.bias" for i in range(6) for name in rows}
+    assert all(t.shape == (rows[n.split(".")[4]],) and t.dtype == torch.bfloat16 for n, t in biases.items())
+    assert not any(tensor.any() for tensor in biases.values()) and found.config["qkv_bias"] is True
+    assert not any("_proj.bias" in name for name in export(loaded("fourbit", MODELS["mixtral"]), to).tensors)

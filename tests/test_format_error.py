@@ -195,7 +195,9 @@ def test_a_crossing_is_the_last_fall_through_zero() -> None:
 
 def test_without_the_extra_nothing_is_shown_as_measured(rows: pd.DataFrame, curves: pd.DataFrame) -> None:
     result = study._result(rows, curves, (0, 1, 2), ABSENT)
-    assert f"Real data not measured: {ABSENT}." in result.finding and "trained model" not in result.finding
+    assert f"Real data not measured: {ABSENT}." in " ".join(
+        (result.finding, *result.details)
+    ) and "trained model" not in " ".join((result.finding, *result.details))
     tables = {table.name: table for table in result.tables}
     for name in ("qsnr", "rel_mse", "real"):
         assert (tables[name].frame[["weights", "activations"]] == "not measured").all(axis=None)
@@ -217,12 +219,12 @@ def test_real_matrices_are_measured_one_by_one(
     assert real.groupby(["data", "tensor"]).size().tolist() == [len(cases.NEAREST)] * 4
     wanted = nm.metrics.error(x := cases.draw("gaussian", 8, (40, 384)), nm.quantize(x, nm.NVFP4).dequantize())
     assert float(real[(real.tensor == "1 up") & (real.format == "NVFP4")].qsnr.iloc[0]) == wanted.qsnr
-    told = study.find(pd.concat([rows, real], ignore_index=True), curves, "")
+    told = " ".join(study.find(pd.concat([rows, real], ignore_index=True), curves, ""))
     assert "On a trained model, dB over matrices: 2 weights: NVFP4 " in told and "not measured" not in told
 
 
 def test_the_words_follow_the_numbers(rows: pd.DataFrame, curves: pd.DataFrame) -> None:
-    told = study.find(rows, curves, ABSENT)
+    told = " ".join(study.find(rows, curves, ABSENT))
     level = format_error_published.over(rows, "gaussian", "NVFP4", "qsnr")
     assert f"NVFP4 {stated(level)}" in told and "of the 8-bit formats the best is S2F6 (MXINT8) on all data" in told
     assert "8-bit MX nowhere: integers err less (published 7.55, which is beyond the 5.66" in told
@@ -230,7 +232,7 @@ def test_the_words_follow_the_numbers(rows: pd.DataFrame, curves: pd.DataFrame) 
     other.loc[(other.format == "MXFP8") & (other.data == "laplace"), "qsnr"] += 30
     changed = curves.copy()
     changed.loc[changed.format == "MXFP8", "qsnr"] += 30
-    told = study.find(other, changed, ABSENT)
+    told = " ".join(study.find(other, changed, ABSENT))
     assert "MXFP8 on laplace data" in told and "8-bit MX everywhere: floating point errs less (published 7.55" in told
 
 

@@ -131,7 +131,7 @@ def test_trained_matrices(rows: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -
     for i, matrix in enumerate(matrices):
         alone = data.measure_tensor(matrix.values)
         assert found[found.seed == i].value.tolist() == alone.value.tolist()
-    text = study.find(pd.concat([rows, found]))
+    text = " ".join(study.find(pd.concat([rows, found])))
     gain = [
         1
         - cell(found[found.seed == i], "rule", "trained weights", "4/6, squares", "rel_mse")
@@ -142,7 +142,7 @@ def test_trained_matrices(rows: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -
     assert "trained activations" not in text and "2 seeds of" in text
     caption = tables.rules_table(rows, "no extra").caption
     assert caption.endswith("Trained data not measured.")
-    assert study.find(rows, "no extra").endswith("Trained data not measured: no extra.")
+    assert " ".join(study.find(rows, "no extra")).endswith("Trained data not measured: no extra.")
 
 
 @pytest.mark.parametrize(("points", "expected"), [(6.0, 7 / 48), (4.0, 15 / 128), (None, 19 / 256)])
@@ -173,7 +173,7 @@ def test_published_numbers(rows: pd.DataFrame) -> None:
 
 
 def test_words_follow_the_numbers(rows: pd.DataFrame) -> None:
-    text, found = study.find(rows), tables.summarize(rows)
+    text, found = " ".join(study.find(rows)), tables.summarize(rows)
     error = found["rule", "gaussian", "4/6, squares", "rel_mse"]
     assert f"{error.text(3, 1e3)} by squares" in text and "Each rule is the best by its own measure." in text
     assert "values, not scales, cause the error" in text and "no level between 66.7% and 100%" in text
@@ -186,7 +186,7 @@ def test_words_follow_the_numbers(rows: pd.DataFrame) -> None:
     other.loc[uniform, "value"] *= 0.5
     product = (other.part == "product") & (other.case == "activations")
     other.loc[product, "value"] -= 0.5
-    text = study.find(other)
+    text = " ".join(study.find(other))
     assert "Not each rule is the best by its own measure." in text and "both contribute to the error" in text
     assert "but sources differ by up to" in text and "no source we know" not in text
     saved = text.split("The latter is saved ")[1].split(" By the block")[0]

@@ -107,7 +107,7 @@ def test_published_values_are_met_or_explained(frames: study.Frames) -> None:
 
 
 def test_the_finding_follows_the_numbers(frames: study.Frames) -> None:
-    told = study.find(frames)
+    told = " ".join(study.find(frames))
     leaks = frames["leaks"]
     changed = study.over_seeds(leaks[leaks.factor == 10], ["format", "scope"], "changed")
     assert f"{changed['NVFP4', 'tensor'].text(1, 100)} % by a relMSE of" in told
@@ -118,7 +118,7 @@ def test_the_finding_follows_the_numbers(frames: study.Frames) -> None:
     other["leaks"].changed = 0.25
     other["thresholds"].ratio = 1000.0
     other["spreads"].error *= np.where(other["spreads"].scope == "token", 2, 1)
-    told = study.find(other)
+    told = " ".join(study.find(other))
     assert "With no scope do a token's bytes stay" in told and "with an outer per token up to 25.0 %" in told
     assert "A power of two for the tensor leaks as well." in told and "which no source states" not in told
     assert "scopes differ by 0" not in told and "at most in error" not in told
@@ -128,7 +128,7 @@ def test_a_run_is_complete(monkeypatch: pytest.MonkeyPatch, frames: study.Frames
     monkeypatch.setattr(study, "measure", lambda at: frames)
     result = study.run(fast=True)
     assert set(result.rows.part) == set(frames) and len(result.rows) == sum(map(len, frames.values()))
-    assert [table.name for table in result.tables] == ["invariance", "leak", "spread", "thresholds", "published"]
+    assert [table.name for table in result.tables] == ["key", "invariance", "leak", "spread", "thresholds", "published"]
     assert len(result.figure.axes) == 3 and [plate.name for plate in result.plates] == ["company"]
     assert isinstance(result.summary["changed"]["NVFP4, tensor, x 10"], float)
     assert isinstance(result.rows, pd.DataFrame)

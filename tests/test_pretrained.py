@@ -95,6 +95,9 @@ def test_shards_are_read_by_their_index(folder: Path) -> None:
 
 def test_a_tied_head_is_the_embedding(folder: Path) -> None:
     change(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    with pytest.raises(ValueError, match=r"has no lm_head\.weight; restore it"):
+        started(loaded("bf16", SIZES), folder)
+    describe(folder, tie_word_embeddings=True)
     model = started(loaded("bf16", SIZES), folder)
     assert torch.equal(model.head.weight, model.embed)
 
@@ -180,7 +183,6 @@ def describe(folder: Path, **fields: object) -> None:
         ({"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05, and this model has 1e-06"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"norm_topk_prob": None}, "norm_topk_prob is False"),
-        ({"qkv_bias": None}, "qkv_bias is True"),
         ({"head_dim": 32}, "head_dim is 128"),
         ({"mlp_only_layers": [2]}, "mlp_only_layers is [2]"),
         (

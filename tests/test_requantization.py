@@ -125,7 +125,7 @@ def test_the_fast_run_is_complete(result: study.Result) -> None:
 def test_the_finding_states_what_was_measured(result: study.Result) -> None:
     for key, found in study.summarize(result.rows).items():
         rounding, operand = key.split(" on ")
-        assert f"{found['slope'].text(4)} on {operand}" in result.finding
+        assert f"{found['slope'].text(4)} on {operand}" in " ".join((result.finding, *result.details))
         part = result.rows[(result.rows.operand == operand) & (result.rows.rounding == rounding)]
         curves = part.pivot(index="seed", columns="draws", values="rel_mse")
         slopes = [study.slope(study.DRAWS, tuple(curve)) for curve in curves.to_numpy()]
@@ -133,9 +133,13 @@ def test_the_finding_states_what_was_measured(result: study.Result) -> None:
         assert found["error_of_one"].mean == pytest.approx(curves[1].mean(), rel=1e-12)
         assert found["error_of_most"].mean == pytest.approx(curves[64].mean(), rel=1e-12)
         assert found["bias"].mean == pytest.approx(part[part.draws == 64].bias.mean(), rel=1e-12)
-    assert "n = 1 to 64 draws" in result.finding and "65,536 normal values" in result.finding
+    assert "n = 1 to 64 draws" in " ".join((result.finding, *result.details)) and "65,536 normal values" in " ".join(
+        (result.finding, *result.details)
+    )
     inside = "inside the interval of stochastic on activations and stochastic on weights"
-    assert f"The -1 of an unbiased quantizer is {inside} and outside the interval of nearest" in result.finding
+    assert f"The -1 of an unbiased quantizer is {inside} and outside the interval of nearest" in " ".join(
+        (result.finding, *result.details)
+    )
 
 
 def test_other_data_give_another_finding(result: study.Result) -> None:
@@ -143,7 +147,7 @@ def test_other_data_give_another_finding(result: study.Result) -> None:
     rows = result.rows.copy()
     rows.rel_mse = rows.rel_mse.where(rows.rounding == "nearest", rows.rel_mse * np.sqrt(rows.draws))
     rows.bias += 1.0
-    found = study.find(rows, study.worked_example(16))
+    found = " ".join(study.find(rows, study.worked_example(16)))
     everything = "stochastic on activations, nearest on activations, stochastic on weights and nearest on weights"
     assert f"The -1 of an unbiased quantizer is outside the interval of {everything}." in found
     assert f"Zero bias is outside the interval of {everything}." in found

@@ -116,7 +116,7 @@ def test_payback_counts_draws() -> None:
 
 
 def test_the_finding_follows_the_numbers(frames: study.Frames) -> None:
-    told = study.find(frames)
+    told = " ".join(study.find(frames))
     mean = study.over_seeds(frames["lengths"].query("bits == 16"), ["headroom"], "shrinkage")
     assert f"changes the mean magnitude by {mean['6',].text(3, 100)} %" in told
     assert "published as unbiased, is not concerned where block scales are normal" in told
@@ -127,7 +127,7 @@ def test_the_finding_follows_the_numbers(frames: study.Frames) -> None:
     other["small_scales"].bias = 0.0
     other["mxfp8_bits"].exact = 0.5
     other["products"].error *= np.where(other["products"].outer.str.startswith("power"), 3, 1)
-    told = study.find(other)
+    told = " ".join(study.find(other))
     assert "No kind is without squared bias." in told and "published as unbiased, shrinks as well" in told
     assert "Small block scales change nothing of this." in told and "no place of the outer scale avoids it" in told
     assert "% away from keeping it outside and folding" in told and "which no source states" not in told

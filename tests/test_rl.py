@@ -18,6 +18,7 @@ import torch
 import fourbit
 from numerics import ops
 from reference import checkpoint
+from reference.asking import asking
 from reference.environments import ENVIRONMENTS, Problem, Scorer, environment_of, exactly, problem
 from reference.expert import Draw
 from reference.load import load_run
@@ -48,9 +49,8 @@ def threads(one_thread: None) -> None:
 def init(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that has seen a few digits."""
     folder = tmp_path_factory.mktemp("init")
-    (folder / "x.jsonl").write_text(
-        "".join(json.dumps({"prompt": "which?", "completion": d}) + "\n" for d in "01234567" * 4)
-    )
+    lines = [{"prompt": "which?", "completion": d} for d in "01234567" * 4] + [{"prompt": "what?", "completion": "8"}]
+    (folder / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))  # the last one is held out
     run = {"steps": 30, "lr": 0.01, "warmup": 2, "eval_every": 30, "checkpoint_every": 30, "progress": "hide"}
     return sft(SftConfig(folder / "run", data=str(folder / "x.jsonl"), model=SMALL, **run), ops).folder
 
@@ -116,8 +116,11 @@ def test_environments_score_their_solutions_alone() -> None:
             asked = problem(environment, 1, number)
             assert asked.score(asked.solution) == 1 and asked.score(asked.solution + "0") == asked.score("") == 0
             assert problem(environment, 1, number).prompt == asked.prompt
-    asked = {problem(ENVIRONMENTS["arithmetic"], 0, i).prompt for i in range(4000)}
-    assert asked == {f"{a}{sign}{b}=" for a, b in itertools.product(range(10), repeat=2) for sign in "+-"}
+    learned, held_out = (
+        {problem(ENVIRONMENTS["arithmetic"], 0, i + n).prompt for i in range(4000)} for n in (0, 2**31)
+    )
+    every = {f"{a}{sign}{b}=" for a, b in itertools.product(range(10), repeat=2) for sign in "+-"}
+    assert learned | held_out == every and not learned & held_out
 
 
 def test_arithmetic_is_right() -> None:
@@ -268,7 +271,7 @@ def test_gradients_are_those_of_the_formula(weight: float, init: Path, tmp_path:
     Tuning.start = start
     reference = begin(c, ops, 2).model.requires_grad_(False)
     scorer = Scorer(print)
-    stage = Rl(Tuning(), c, prefers_small, Sampler(start.model), reference, scorer)
+    stage = Rl(Tuning(), c, asking(prefers_small, 0, 3), Sampler(start.model), reference, scorer)
     drawn: list = []
     packed = stage._packed
     object.__setattr__(stage, "_packed", lambda *found: drawn.append(found) or packed(*found))
@@ -313,7 +316,7 @@ def test_a_model_learns_what_is_rewarded(init: Path, tmp_path: Path) -> None:
     rewards = [record["reward"] for record in done.records]
     assert sum(rewards[-3:]) / 3 > 0.9 > 0.7 > sum(rewards[:3]) / 3
     last = done.records[-1]
-    assert last["heldout_reward"] > 0.9 and last["kl"] > 0.1 and last["entropy"] < done.records[0]["entropy"]
+    assert last["greedy_reward"] > 0.9 and last["kl"] > 0.1 and last["entropy"] < done.records[0]["entropy"]
     # the sampler's weights are the trainer's, at every step
     assert all(record["difference"] < 0.02 and record["failures"] == 0 for record in done.records)
 

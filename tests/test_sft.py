@@ -5,6 +5,7 @@ Oracles: losses of every example alone; an uninterrupted run; explicit tokens.
 """
 
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
 
@@ -81,9 +82,13 @@ def test_lines_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text("\n".join([*lines[:3], "", json.dumps(chat), *lines[3:]]), encoding="utf-8")
     found = load_examples(str(path), CODEC, 48, 0, 0)
-    assert len(found.train) == 43 and len(found.heldout) == 3
-    assert found.train[0] == CODEC.pair("1:", "é") and found.train[2] == CODEC.chat(chat["messages"])
-    assert found.heldout == [CODEC.pair(f"{i}:", "é") for i in (0, 20, 41)]  # places 0, 21 and 42
+    held_out = [i for i in range(45) if int(hashlib.sha256(f"{i}:".encode()).hexdigest()[:16], 16) % 10 == 0]
+    pairs = [CODEC.pair(f"{i}:", "é") for i in range(45)]
+    every = [*pairs[:3], CODEC.chat(chat["messages"]), *pairs[3:]]
+    chosen = [pairs[i] for i in held_out]
+    assert int(hashlib.sha256(b"a").hexdigest()[:16], 16) % 10 == 0  # what the chat asks
+    chosen.insert(sum(i < 3 for i in held_out), every[3])
+    assert len(chosen) == 9 and found.heldout == chosen and found.train == [e for e in every if e not in chosen]
 
 
 @pytest.mark.parametrize(
@@ -165,11 +170,17 @@ def test_the_loss_is_the_mean_over_completion_tokens_however_they_are_packed(tmp
 def test_a_model_learns_its_examples(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"{c} ", "completion": c * 2}) + "\n" for c in "abcd") * 10)
-    done = sft(
-        config(tmp_path / "run", data=str(path), steps=60, lr=0.01, grain=4, eval_every=60, checkpoint_every=60), ops
-    )
+    c = config(tmp_path / "run", data=str(path), steps=60, lr=0.01, grain=4, eval_every=60, checkpoint_every=60)
+    done = sft(c, ops)
     assert done.records[-1]["loss"] < 0.5 < 3 < done.records[0]["loss"]
-    assert done.records[-1]["heldout_exact"] == 1.0
+    start, found = (
+        begin(dataclasses.replace(c, init=c.out, model=ModelConfig()), ops, 4),
+        load_examples(str(path), CODEC, 48, 0, 0),
+    )
+    rows = pack(found.train, 48)
+    learned = Sft(type("Tuning", (), {"start": start})(), rows, rows, found.train).evaluate(0)
+    # one of the four is held out, and what follows it is not known from the others
+    assert len(found.train) == 30 and learned["heldout_exact"] == 1.0 > done.records[-1]["heldout_exact"]
 
 
 # ------------------------------------------------------------------------------------------------ runs

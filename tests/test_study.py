@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from studies import interval, plots, progress, report, requantization, study
-from studies.result import Plate, Result, Study, Table
+from studies.result import Plate, Result, Study, Table, three_digits
 
 FILES = ["figure.png", "figure.svg", "finding.md", "meta.json", "rows.csv"]
 
@@ -188,9 +188,57 @@ def test_tables_and_plates_are_kept_and_shown(tmp_path: Path) -> None:
     )
     assert (folder / "ours.csv").read_text() == "format,error,ours\na|b,0.5,1 ± 2\n<c>,,3\n"
     assert (folder / "again.svg").exists() and (folder / "again.png").exists()
-    page = report.studies([folder])
+    page = report.studies([folder], tmp_path)
     assert_self_contained(page)
     assert page.count("<img ") == 2 and "A plate." in page and "&lt;c&gt;" in page
+
+
+def test_a_section_shows_figure_finding_and_key_table_and_folds_the_rest(tmp_path: Path) -> None:
+    def measure_all(fast: bool) -> Result:
+        tables = (
+            Table("key", pd.DataFrame({"format": ["kept"]}), "The key."),
+            Table("some", pd.DataFrame({"n": range(50, 110)}), "Some."),
+            Table("many", pd.DataFrame({"n": range(200, 261)}), "Many."),
+        )
+        plates = (Plate("again", measure(fast).figure, "A plate."),)
+        return replace(measure(fast), tables=tables, plates=plates, details=("First.", "Second & third."))
+
+    folder = study.run_study(Study("toy", "A toy", "Is 1 < 2?", measure_all), tmp_path, True, "")
+    assert (folder / "finding.md").read_text().endswith("(n = 2).\n\n- First.\n- Second & third.\n")
+    page = report.studies([folder], tmp_path)
+    assert_self_contained(page)
+    shown, rest = page.split("<details>")
+    assert shown.index('href="#toy"') < shown.index("A line.") < shown.index("It is 0.50") < shown.index("kept")
+    assert all(text not in shown and text in rest for text in ("First.", "Second &amp; third.", "A plate.", ">109<"))
+    assert ">200<" not in page  # 61 rows are a link alone
+    linked = re.findall(r'<a href="toy/([^"]*)"', rest)
+    names = ["rows.csv", "key.csv", "some.csv", "many.csv", "figure.svg", "again.svg", "meta.json"]
+    assert linked == names and all((folder / name).is_file() for name in names)
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_three_digits_keep_an_interval() -> None:
+    cells = {
+        "9.041 ± 0.037": "9.04 ± 0.04",
+        "20.434 ± 0.018": "20.4 ± 0.02",
+        "0.0123456 and 1,234 of 16": "0.0123 and 1,234 of 16",
+        "-0.9988 ± 0.0056": "-0.999 ± 0.006",
+        "6.32e-7 ± 1.08e-7": "6.32e-7 ± 1.08e-7",
+        "1e-3": "1e-3",
+        "16x16": "16x16",
+        3.14159: "3.14",
+        458751.98: "4.59e+05",
+        7: 7,
+    }
+    assert {cell: three_digits(cell) for cell in cells} == cells
+    assert three_digits(float("nan")) == ""
+
+
+def test_a_finding_is_short_and_so_is_the_key_table() -> None:
+    with pytest.raises(ValueError, match="finding has 61 words"):
+        replace(measure(True), finding="word " * 61)
+    with pytest.raises(ValueError, match="key table, has 13 rows"):
+        replace(measure(True), tables=(Table("key", pd.DataFrame({"n": range(13)}), ""),))
 
 
 def test_an_out_that_is_a_file_is_told(tmp_path: Path) -> None:
@@ -200,14 +248,27 @@ def test_an_out_that_is_a_file_is_told(tmp_path: Path) -> None:
 
 
 def assert_self_contained(page: str) -> None:
-    """No script, and every source, address and style is inside the page."""
+    """No script, and every source, address and style is inside the page; links lead to its sections or to files beside
+    it."""
     assert "<script" not in page and "@import" not in page
+    links = re.findall(r'<a href="([^"]*)">', page)
+    assert all(f' id="{link[1:]}"' in page if link.startswith("#") else re.match(r"\w[\w.-]*/", link) for link in links)
+    page = re.sub(r'<a href="[^"]*">', "", page)
     for address in re.findall(r"""(?:src|href|srcset|data|url)\s*[=(]\s*["']?([^"'\s>)]+)""", page):
         assert address.startswith("data:"), address
 
 
 @pytest.mark.parametrize(
-    "bad", ['<img src="http://x/a.png">', "<img src='a.png'>", '<link href="//x/a.css">', "<p style='color:url(a)'>"]
+    "bad",
+    [
+        '<a href="http://x/a">',
+        '<a href="/x/a">',
+        '<a href="#x">',
+        '<img src="http://x/a.png">',
+        "<img src='a.png'>",
+        '<link href="//x/a.css">',
+        "<p style='color:url(a)'>",
+    ],
 )
 def test_the_check_of_pages_finds_what_comes_from_outside(bad: str) -> None:
     with pytest.raises(AssertionError):

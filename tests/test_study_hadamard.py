@@ -98,16 +98,16 @@ def test_the_integer_wins_behind_a_transform(measured: tuple[pd.DataFrame, ...])
 
 def test_the_finding_follows_the_rows(measured: tuple[pd.DataFrame, ...]) -> None:
     outliers, tails, signs, constants = measured
-    found = study.find(*measured)
+    found = " ".join(study.find(*measured))
     gain = study.gain(tails[(tails.data == "Student-t") & (tails.format == "MXFP4")], 32)
     assert f"MXFP4 {gain.text(2)}" in found and "3 seeds of n = 16,384 values" in found
     lower = outliers.assign(qsnr=outliers.qsnr - 30.0 * ((outliers["size"] == 32) & (outliers.outlier > 0)))
-    others = study.find(lower, tails, signs.assign(rms_error=1.0), constants)
+    others = " ".join(study.find(lower, tails, signs.assign(rms_error=1.0), constants))
     assert ") lose. The integer" in others
     assert ") gain" not in others and "do either" not in others
     assert "MXFP4 no other at any m" in others and "the least error of the three in 0 of 54" in others
     quiet = signs.assign(rms_error=signs.rms_error.where(signs.signs != "none", 1e-9))
-    assert "the least error of the three in 54 of 54" in study.find(outliers, tails, quiet, constants)
+    assert "the least error of the three in 54 of 54" in " ".join(study.find(outliers, tails, quiet, constants))
 
 
 def test_published_numbers_stand_beside_ours(measured: tuple[pd.DataFrame, ...]) -> None:
@@ -134,5 +134,7 @@ def test_run_is_complete(measured: tuple[pd.DataFrame, ...], monkeypatch: pytest
     monkeypatch.setattr(study, "measure", lambda *_: measured)
     result = study.STUDY.run(True)
     assert [plate.name for plate in result.plates] == ["block", "signs"] and len(result.tables) == 6
-    assert len(result.rows) == sum(map(len, measured[:3])) and result.finding.startswith("On normal numbers")
+    assert len(result.rows) == sum(map(len, measured[:3])) and " ".join((result.finding, *result.details)).startswith(
+        "On normal numbers"
+    )
     assert set(drawing.SIGN_FORMATS) <= set(data.FORMATS) and len(drawing.block(0)[0].axes) == 4

@@ -163,10 +163,18 @@ def result() -> study.Result:
 
 def test_the_finding_states_what_the_model_gives(result: study.Result) -> None:
     setup, found = model.Setup(), result.summary
-    assert result.finding.startswith("Modelled, not measured") and result.caption.startswith("Modelled")
-    assert "16,667 FLOP" in result.finding and "d = 7,118" in result.finding and "and 4,427 with S2F6" in result.finding
+    assert " ".join((result.finding, *result.details)).startswith(
+        "Modelled, not measured"
+    ) and result.caption.startswith("Modelled")
+    assert (
+        "16,667 FLOP" in " ".join((result.finding, *result.details))
+        and "d = 7,118" in " ".join((result.finding, *result.details))
+        and "and 4,427 with S2F6" in " ".join((result.finding, *result.details))
+    )
     train = 100 * gain.training_gain(setup)
-    assert f"Gain in training: {train:.1f} %" in result.finding and "n = 500 settings" in result.finding
+    assert f"Gain in training: {train:.1f} %" in " ".join(
+        (result.finding, *result.details)
+    ) and "n = 500 settings" in " ".join((result.finding, *result.details))
     drawn = result.rows[(result.rows.part == "all parameters") & (result.rows.gain == "training")].result
     assert found["gains"]["training"]["low"] == pytest.approx(drawn.quantile(0.025))
     assert all("odelled" in each.caption for each in (*result.plates, *result.tables))
@@ -189,7 +197,7 @@ def test_other_numbers_give_another_finding() -> None:
     draws = pd.DataFrame(
         [(g, i, 0.001 * i) for g in cases.GAINS for i in range(11)], columns=["gain", "draw", "result"]
     )
-    told = study.find(setup, swings, draws)
+    told = " ".join(study.find(setup, swings, draws))
     assert "hide traffic of BF16 + BF16, FP8 + BF16, NVFP4 + BF16 and NVFP4 + S2F6:" in told
     assert "MXFP8's forward is bound by its products" in told
     assert "The published 8 % is above; 100 % of settings gain less. It depends most on waves" in told

@@ -45,9 +45,9 @@ def test_measures_of_distributions_made_by_hand(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_finding_states_its_numbers(rows: pd.DataFrame) -> None:
-    told = study.find(rows)
+    told = " ".join(study.find(rows))
     assert "In parity zero: at all 32 places every log-probability" in told and "over 2 seeds" in told
     broken = rows.assign(equal=rows.equal.where(rows.pair != "parity", 0.5))
-    assert "Parity does not hold: 50.00% of 32 places differ" in study.find(broken)
+    assert "Parity does not hold: 50.00% of 32 places differ" in " ".join(study.find(broken))
     figure, caption = study.draw(rows)
     assert len(figure.axes) == 2 and "In parity both are zero" in caption

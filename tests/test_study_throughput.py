@@ -126,13 +126,13 @@ def test_measured_rounds_by_hand() -> None:
 
 def test_the_finding_follows_the_seconds() -> None:
     rows = rows_of(encode=4.0, cached=1.0)
-    told = study.find(study.summarize(rows), rows, "A machine", {})
+    told = " ".join(study.find(study.summarize(rows), rows, "A machine", {}))
     assert told.startswith(f"A machine, one thread, {16 * SIZE:,} float32 elements, n = 6 rounds: a copy moves ")
     assert "16 % (16 to 16; eager: E4M3 encode)" in told and "Limited by arithmetic, eager: E4M3 encode." in told
     assert told.endswith("No tables of other machines in results/bench.")
     rows = rows_of(encode=0.625, cached=1.0)
     other = traffic.rooflines(table((COPY, "torch", 1e6, COPY, 1, 1), ("E2M1 encode", "eager", 1e6, COPY, 1, 3)))
-    told = study.find(study.summarize(rows), rows, "A machine", {"gpu": other})
+    told = " ".join(study.find(study.summarize(rows), rows, "A machine", {"gpu": other}))
     assert "Limited by memory, eager: E4M3 encode." in told
     assert "Table gpu (medians of one run, read, not measured here): a copy moves 8,000 GB/s" in told
     assert "memory in part (E2M1 encode 62.5 %); peak memory up to 3.00 times inputs and results." in told
@@ -167,6 +167,6 @@ def test_a_small_run_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     result = study.run(fast=True)
     ours = {op for op in traffic.TRAFFIC if "encode" in op or op.startswith((bench.QUANTIZE, bench.FOUR_OVER_SIX))}
     assert set(result.rows.operation) >= ours - {bench.QUANTIZE + ", codes alone"}
-    assert [each.name for each in result.tables] == ["machine", "bench_cpu"] and len(result.plates) == 1
-    assert len(result.figure.axes) == 2 and "Table cpu" in result.finding
-    assert result.tables[1].frame["peak memory"].tolist() == ["not measured"]
+    assert [each.name for each in result.tables] == ["key", "machine", "bench_cpu"] and len(result.plates) == 1
+    assert len(result.figure.axes) == 2 and "Table cpu" in " ".join((result.finding, *result.details))
+    assert result.tables[2].frame["peak memory"].tolist() == ["not measured"]

@@ -129,7 +129,7 @@ def test_published_numbers_agree_or_say_why(rows: pd.DataFrame) -> None:
 
 
 def test_words_follow_the_numbers(rows: pd.DataFrame) -> None:
-    text = study.find(rows, small.reaches(), small.losses())
+    text = " ".join(study.find(rows, small.reaches(), small.losses()))
     plain = study.summarize(rows)["scattered", 1.0, "NVFP4 1x16"]
     assert f"differ in {plain['differ'].text(1, 100)} % of entries" in text
     assert "A tile of 16x16 never differs" in text and "nearly as two independent roundings" in text
@@ -138,7 +138,7 @@ def test_words_follow_the_numbers(rows: pd.DataFrame) -> None:
     other.differ = 0.25
     other.mismatch /= 2
     losses = {"plain": 1.0, "candidate 6": 2.0, "four-over-six": 2.0}
-    text = study.find(other, small.reaches(), losses)
+    text = " ".join(study.find(other, small.reaches(), losses))
     assert "A tile of 16x16 differs in up to 25.0%" in text and "not as independent ones" in text
     assert "power-of-two" not in text and "no source we know" not in text
 

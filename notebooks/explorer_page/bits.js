@@ -117,6 +117,14 @@ const bitsView = (() => {
     draw.facts(byId("facts"), rows);
   }
 
+  /** The table of what a number becomes under every rounding. */
+  function showRoundings(fmt, number, names) {
+    const rows = card.roundingRows(fmt, number, names).map((cells) =>
+      element("tr", {}, ...cells.map((words) => element("td", {}, draw.rich(words)))),
+    );
+    byId("roundings").replaceChildren(...rows);
+  }
+
   /** A view of `data`; `changed` is called with the state after every change. */
   function make(data, changed) {
     let state = { format: "E4M3", code: encode(data.formats.E4M3, 100), number: 100 }; // a tie
@@ -169,6 +177,7 @@ const bitsView = (() => {
       byId("value").replaceChildren(named, draw.exact(value));
       byId("formula").replaceChildren(...draw.pieces(card.formula(fmt(), code)));
       byId("became").replaceChildren(...became(fmt(), code, number));
+      showRoundings(fmt(), number ?? value, data.roundings);
       const [below, above] = Number.isFinite(value) ? neighbours(fmt(), code) : [null, null];
       stepButton(byId("below"), fmt(), below);
       stepButton(byId("above"), fmt(), above);
@@ -187,15 +196,33 @@ const bitsView = (() => {
     byId("below").addEventListener("click", step(0));
     byId("above").addEventListener("click", step(1));
     byId("number").addEventListener("input", (event) => type(event.target.value));
-    for (const name of Object.keys(data.formats)) {
+    function offer(name) {
       const radio = element("input", { type: "radio", name: "format", value: name, onchange: () => choose(name) });
       byId("formats").append(element("label", {}, radio, element("span", {}, name)));
     }
+
+    /** Take a format of the reader's own into the list. Returns its name, or null for a name that writes none down. */
+    function own(words) {
+      const found = formats.named(words, data.formats);
+      if (found && !data.formats[found.name]) {
+        data.formats[found.name] = found;
+        offer(found.name);
+      }
+      return found && found.name;
+    }
+
+    byId("own").addEventListener("change", (event) => {
+      const name = own(event.target.value);
+      event.target.setAttribute("aria-invalid", name === null);
+      if (name === null) return note(`${event.target.value} writes no format down: E3M2FN, E3M4, UE5M3FN, INT6, S3F4.`);
+      choose(name);
+    });
+    Object.keys(data.formats).forEach(offer);
     const start = () => {
       byId("number").value =
         state.number === null ? numbers.plain(decode(fmt(), state.code)) : numbers.plain(state.number);
     };
-    return { set: (next, words) => (set(next, words), start()), get: () => state, lines };
+    return { set: (next, words) => (set(next, words), start()), get: () => state, lines, own };
   }
 
   return { make };

@@ -1,5 +1,6 @@
 "use strict";
-/* The block explorer. State: {values (1 to 16 doubles), outer ({kind, value}, see blocks.js), logarithmic}. */
+/* The block explorer. State: {values (1 to 16 doubles), outer and step ({kind, value}: outer and block scale, see
+   blocks.js), logarithmic}. */
 
 const blockView = (() => {
   const { element, byId } = draw;
@@ -8,12 +9,14 @@ const blockView = (() => {
 
   const four = (list) => [...list, ...list, ...list, ...list];
   const PRESETS = {
+    crowd: [6, 4.6, -5, 4.4, 1.2, -0.7, 3, 0.4, -4.7, 2.1, 5.2, -1.6, 0.9, 4.9, -3.4, 0.2], // much near the largest
     outlier: [0.31, -0.82, 1.1, 0.47, -1.4, 0.9, 9.3, -0.6, 0.22, 1.7, -0.35, 0.74, -2.1, 0.15, -0.93, 0.55],
     gaussian: null, // drawn anew each time
     tens: four([10, 20, 30, 40]),
     zeros: Array(SIZE).fill(0),
   };
-  const AUTO = { kind: "auto", value: 1 };
+  const AUTO = { kind: "auto", value: 1 },
+    RULE = { kind: "rule", value: 1 };
 
   /** Sixteen draws of a normal distribution (Box and Muller), to three decimals. */
   function gaussian() {
@@ -145,7 +148,7 @@ const blockView = (() => {
 
   /** A view of `data`; `changed` is called after every change. */
   function make(data, changed) {
-    let state = { values: PRESETS.outlier, outer: AUTO, logarithmic: true }; // so that the dead zone is seen
+    let state = { values: PRESETS.crowd, outer: AUTO, step: RULE, logarithmic: false };
     const cards = Object.fromEntries(Object.keys(data.blocks).map((name) => [name, makeCard(name, data)]));
     const chart = bars.input(byId("bars"), move);
     const full = () => [...state.values, ...Array(SIZE - state.values.length).fill(0)];
@@ -159,6 +162,9 @@ const blockView = (() => {
       if (typing !== byId("outer-value")) byId("outer-value").value = numbers.plain(state.outer.value);
       byId("outer-kind").value = state.outer.kind;
       byId("outer-value").hidden = state.outer.kind === "auto";
+      if (typing !== byId("scale-value")) byId("scale-value").value = numbers.plain(state.step.value);
+      byId("scale-kind").value = state.step.kind;
+      byId("scale-value").hidden = state.step.kind === "rule";
       if (typing !== byId("list")) byId("list").value = state.values.map(numbers.plain).join(" ");
       byId("cells")
         .querySelectorAll("input")
@@ -175,7 +181,7 @@ const blockView = (() => {
     function show() {
       chart.show(full(), state.logarithmic);
       for (const [name, parts] of Object.entries(cards))
-        showCard(parts, blocks.quantize(state.values, name, state.outer, data), state.logarithmic);
+        showCard(parts, blocks.quantize(state.values, name, state.outer, data, state.step), state.logarithmic);
     }
 
     function refuse(input, words) {
@@ -211,6 +217,14 @@ const blockView = (() => {
       set({ outer }, words, input);
     }
 
+    function typeScale(input) {
+      const { value, note: words, error } = numbers.parse(input.value);
+      const step = { kind: "given", value };
+      const mistake = error || blocks.scaleMistake(step);
+      if (mistake) return refuse(input, mistake);
+      set({ step }, words, input);
+    }
+
     function chooseOuter(kind) {
       const wanted = { kind, value: state.outer.value };
       set({ outer: blocks.outerMistake(wanted, data) ? { kind, value: 1 } : wanted });
@@ -219,7 +233,7 @@ const blockView = (() => {
     function start(name) {
       const values = PRESETS[name] ?? gaussian();
       const outer = name === "tens" ? { kind: "given", value: 1 } : AUTO; // the published example
-      set({ values, outer, logarithmic: name === "outlier" });
+      set({ values, outer, step: RULE, logarithmic: name === "outlier" });
     }
 
     byId("cards").append(...Object.values(cards).map((parts) => parts.node));
@@ -255,6 +269,8 @@ const blockView = (() => {
     byId("list").addEventListener("input", (event) => typeList(event.target));
     byId("outer-value").addEventListener("input", (event) => typeOuter(event.target));
     byId("outer-kind").addEventListener("change", (event) => chooseOuter(event.target.value));
+    byId("scale-value").addEventListener("input", (event) => typeScale(event.target));
+    byId("scale-kind").addEventListener("change", (event) => set({ step: { ...state.step, kind: event.target.value } }));
     return { set, get: () => state, show, parseList };
   }
 

@@ -4,7 +4,8 @@
    and quotient closely enough, so Math.fround of it is the correctly rounded float32 result.
 
    The outer scale of a block is asked for as {kind: "auto"} (of the block's own largest magnitude), {kind: "amax",
-   value} (of a tensor whose other blocks reach `value`) or {kind: "given", value}. */
+   value} (of a tensor whose other blocks reach `value`) or {kind: "given", value}. The block scale likewise: {kind:
+   "rule"}, or {kind: "given", value}, which is rounded to the scale's format and used by every rule as it is. */
 
 const blocks = (() => {
   const f = Math.fround;
@@ -46,6 +47,12 @@ const blocks = (() => {
     return "";
   }
 
+  /** Why a block scale cannot be used, a sentence, or "". */
+  function scaleMistake(asked) {
+    if (asked.kind === "rule" || (asked.value > 0 && Number.isFinite(asked.value))) return "";
+    return `A block scale of ${numbers.plain(asked.value)} does not do: type a finite number above 0`;
+  }
+
   /** Element code of scaled[i] with the sign of x[i]: saturating, as Block.encode of numerics.rule. */
   function elements(x, scaled, element) {
     return x.map((value, i) => {
@@ -63,9 +70,9 @@ const blocks = (() => {
   }
 
   /** The default NVFP4 rule: s = e4m3(amax * (s_enc * (1/6))), elements times min(1 / (s * (1 / s_enc)), FLT_MAX). */
-  function nvfp4(x, amax, { encodeScale }, block, data) {
+  function nvfp4(x, amax, { encodeScale }, block, data, given) {
     const { element, scale: scaleFormat } = block;
-    const scaleCode = encode(scaleFormat, f(amax * f(encodeScale * block.reciprocal)));
+    const scaleCode = given ?? encode(scaleFormat, f(amax * f(encodeScale * block.reciprocal)));
     const step = f(decode(scaleFormat, scaleCode) * f(1 / encodeScale));
     const multiplier = Math.min(f(1 / step), data.float32_max);
     return {
@@ -79,8 +86,8 @@ const blocks = (() => {
   }
 
   /** s = e4m3(amax / (outer * largest)), elements x / (s * outer); signed zeros where that product is zero. */
-  function divided(x, amax, outer, largest, block) {
-    const scaleCode = encode(block.scale, f(amax / f(outer * largest)));
+  function divided(x, amax, outer, largest, block, given) {
+    const scaleCode = given ?? encode(block.scale, f(amax / f(outer * largest)));
     const step = f(outer * decode(block.scale, scaleCode));
     const scaled = x.map((value) => f(value / (step === 0 ? Infinity : step)));
     return { scaleCode, codes: elements(x, scaled, block.element) };
@@ -94,7 +101,8 @@ const blocks = (() => {
   }
 
   /** Both candidates of four-over-six; the last one wins only if its squared error is strictly smaller. */
-  function fourOverSix(x, amax, { outer }, block) {
+  function fourOverSix(x, amax, { outer }, block, data, given) {
+    if (given !== undefined) return divided(x, amax, outer, block.element.max, block, given);
     const candidates = block.targets.map((largest) => {
       const made = divided(x, amax, outer, largest, block);
       const decoded = products(made.codes, decode(block.scale, made.scaleCode), outer, block.element);
@@ -105,11 +113,11 @@ const blocks = (() => {
   }
 
   /** s = the smallest power of two with s * max >= amax, max at least 2, by comparing mantissas; elements x / s. */
-  function rceil(x, amax, _, block) {
+  function rceil(x, amax, _, block, data, given) {
     const limit = numbers.bits32(block.element.max),
       carry = 0x7fffff - (limit & 0x7fffff);
     const exponent = ((numbers.bits32(amax) + carry) >>> 23) + 127 - (limit >>> 23);
-    const scaleCode = Math.max(0, Math.min(254, exponent));
+    const scaleCode = given ?? Math.max(0, Math.min(254, exponent));
     const inverse = numbers.power2(127 - scaleCode);
     const scaled = x.map((value) => f(value * inverse));
     return { scaleCode, codes: elements(x, scaled, block.element) };
@@ -124,19 +132,20 @@ const blocks = (() => {
   }
 
   /**
-   * Quantize up to sixteen doubles.
+   * Quantize up to sixteen doubles. asked, scaleAsked: of the outer and of the block scale, see above.
    *
    * Returns x (float32), amax, outer (null where the format has none), scope (the largest magnitude that outer is made
    * of, unless given), scaleCode, scale, codes, values (dequantized), step (scale times outer), finite (whether the
    * block is), candidates (four-over-six: [6, 4] with their errors).
    */
-  function quantize(values, name, asked, data) {
+  function quantize(values, name, asked, data, scaleAsked = { kind: "rule" }) {
     const block = described(name, data),
       x = float32(values, data);
     const finite = x.every(Number.isFinite);
     const amax = finite ? Math.max(...x.map(Math.abs)) : 0; // outer scales follow the finite blocks
     const factors = block.outer_max === null ? { outer: null } : chosenOuter(amax, block, asked, data);
-    let made = RULES[block.rule](x, amax, factors, block, data);
+    const given = scaleAsked.kind === "given" ? encode(block.scale, scaleAsked.value) : undefined;
+    let made = RULES[block.rule](x, amax, factors, block, data, given);
     if (!finite) made = { scaleCode: block.scale.nan_code, codes: x.map(() => block.element.max_code) };
     const scale = decode(block.scale, made.scaleCode),
       { outer } = factors;
@@ -164,5 +173,5 @@ const blocks = (() => {
     return { mean: square / SIZE, relative, decibels, largest, vanished };
   }
 
-  return { SIZE, float32, outerMistake, described, quantize, error };
+  return { SIZE, float32, outerMistake, scaleMistake, described, quantize, error };
 })();

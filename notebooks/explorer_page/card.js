@@ -158,6 +158,16 @@ const card = (() => {
     return "";
   }
 
+  /** What a number becomes under every rounding, as `fourbit show FORMAT --value` prints it: rows of texts. */
+  function roundingRows(fmt, x, names) {
+    return formats.roundings(fmt, x, names).map(([name, code, chance]) => {
+      const error = decode(fmt, code) - x,
+        plus = error > 0 || Object.is(error, 0) || Number.isNaN(error) ? "+" : "";
+      const draws = chance === 1 ? "" : `, ${(100 * chance).toFixed(2)}% of draws`;
+      return [name + draws, hex(fmt, code), exact(decode(fmt, code)), plus + general(error, 4)];
+    });
+  }
+
   /** Everything about a code, as `fourbit show FORMAT CODE` prints it. */
   function text(fmt, code) {
     const rows = [...parts(fmt, code), ["value", line(formula(fmt, code))]];
@@ -168,5 +178,5 @@ const card = (() => {
     return [title, ...rows.map(([name, words]) => `  ${name.padEnd(11)}  ${words}`)].join("\n");
   }
 
-  return { hex, binary, fields, formula, numberPieces, line, parts, intervalText, never, policy, text };
+  return { hex, binary, fields, formula, numberPieces, line, parts, intervalText, never, policy, roundingRows, text };
 })();

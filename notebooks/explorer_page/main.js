@@ -1,7 +1,7 @@
 "use strict";
 /* Tabs, and the address that links to what is shown:
 
-     #format=E4M3&code=0x6C     #format=E2M1&number=5.4     #block=10,20,30,40&outer=1     ...&amax=100&axis=log */
+     #format=E4M3&code=0x6C     #format=E2M1&number=5.4     #block=10,20,30,40&outer=1     ...&amax=100&scale=6.5&axis=log */
 
 (() => {
   const { byId } = draw;
@@ -38,13 +38,14 @@
         (number === null ? `code=${card.hex(data.formats[format], code)}` : `number=${numbers.plain(number)}`)
       );
     }
-    const { values, outer, logarithmic } = block.get();
+    const { values, outer, step, logarithmic } = block.get();
     const scale = {
       auto: "",
       amax: `&amax=${numbers.plain(outer.value)}`,
       given: `&outer=${numbers.plain(outer.value)}`,
     }[outer.kind];
-    return `block=${values.map(numbers.plain).join(",")}${scale}${logarithmic ? "&axis=log" : ""}`;
+    const given = step.kind === "given" ? `&scale=${numbers.plain(step.value)}` : "";
+    return `block=${values.map(numbers.plain).join(",")}${scale}${given}${logarithmic ? "&axis=log" : ""}`;
   }
 
   /** Write the address a moment after the last change: browsers refuse too many at once. */
@@ -77,7 +78,7 @@
   }
 
   function readBits(given) {
-    const name = (given.format ?? bits.get().format).toUpperCase(),
+    const name = bits.own(given.format ?? bits.get().format),
       fmt = data.formats[name];
     if (!fmt)
       return bits.set({}, `The address asks for the format ${given.format}, which is unknown: choose one above.`);
@@ -103,9 +104,11 @@
     const kind = given.outer !== undefined ? "given" : given.amax !== undefined ? "amax" : "auto";
     const number = kind === "auto" ? { value: 1 } : numbers.parse(given.outer ?? given.amax);
     const outer = { kind, value: number.value ?? 1 };
-    const mistake = error || number.error || blocks.outerMistake(outer, data);
-    if (mistake) return block.set({}, `The address: ${mistake}.`);
-    block.set({ values, outer, logarithmic: given.axis === "log" }, note);
+    const typed = given.scale === undefined ? { value: 1 } : numbers.parse(given.scale);
+    const step = { kind: given.scale === undefined ? "rule" : "given", value: typed.value ?? 1 };
+    const wrong = number.error || typed.error || blocks.outerMistake(outer, data) || blocks.scaleMistake(step);
+    if (error || wrong) return block.set({}, `The address: ${error || wrong}.`);
+    block.set({ values, outer, step, logarithmic: given.axis === "log" }, note);
   }
 
   function read() {

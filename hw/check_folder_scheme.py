@@ -1,0 +1,115 @@
+"""What the config of a checkpoint says against its tensors: format, block, exceptions, sizes, what should be there.
+
+A matrix that is quantized and left out by the config is read as BF16 by a server, and one that is BF16 and not left out
+as codes. Sizes: hidden_size is a width of every projection into and out of the residual stream, layers and experts are
+counted, a tied head is not stored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from .check_folder_config import JUDGED, Plan
+from .check_folder_files import FLOATS, Entry
+from .check_folder_kin import role
+from .check_folder_parts import Matrix, Module
+from .check_folder_report import Finding
+from .check_folder_values import beyond
+
+# matrices that every method quantizes unless told otherwise: a class "Linear" is all that most configs name
+LINEAR = re.compile(
+    r"\.([qkvo]_proj|gate_proj|up_proj|down_proj|gate_up_proj|qkv_proj|o_proj|[qkv]_[ab]_proj|kv_a_proj_with_mqa|"
+    r"kv_b_proj|w[123]|fc[12]|out_proj|dense_h_to_4h|dense_4h_to_h|query_key_value|c_attn|c_proj|c_fc)$"
+)
+INTO = re.compile(r"\.(q_proj|k_proj|v_proj|gate_proj|up_proj|w1|w3|q_a_proj|kv_a_proj_with_mqa)$")
+OUT = re.compile(r"\.(o_proj|down_proj|w2)$")
+PAD = 256  # a width is padded to a multiple of a power of two up to this one
+
+
+def against_scheme(m: Matrix, plan: Plan) -> list[Finding]:
+    """Format and block of a matrix beside what the config says of it."""
+    name, scheme = m.module.name, plan.scheme(m.module.name)
+    left_out = plan.exempt(name, strict=True)
+    if left_out is not None:
+        text = f"it is quantized ({m.fmt}), and {left_out!r} of the config leaves it out"
+        return [Finding("config", text, (name,))]
+    if scheme is None:
+        if plan.named and plan.exact:
+            return [Finding("config", f"it is quantized ({m.fmt}), and no target of the config names it", (name,))]
+        return []
+    if scheme.fmt != m.fmt:
+        return [Finding("config", f"the config says {scheme.fmt}, and the tensors are {m.fmt}", (name,))]
+    if scheme.group and m.block[1] != scheme.group:
+        text = f"the config says groups of {scheme.group}, and the tensors have {m.block[1]} values to a scale"
+        return [Finding("config", text, (name,))]
+    wanted = replace(m, block=scheme.tile).grid if m.fmt == "FP8" and scheme.tile else m.grid
+    if wanted != m.grid:
+        text = f"the config says tiles of {list(scheme.tile or ())}, and the scales are those of others"
+        return [Finding("config", text, (name,), f"{m.block[0]} x {m.block[1]}")]
+    return []
+
+
+def unquantized(plain: Iterable[Entry], modules: list[Module], plan: Plan) -> list[Finding]:
+    """Plain matrices that the config has quantized."""
+    if not plan.named or not any(scheme.fmt in JUDGED for _, scheme in plan.named):
+        return []
+    roles = {role(module.name) for module in modules}
+    findings = []
+    for entry in plain:
+        name = entry.name.removesuffix(".weight")
+        if name == entry.name or len(entry.shape) != 2 or entry.dtype not in FLOATS or plan.exempt(name):
+            continue
+        scheme = plan.scheme(name)
+        if scheme is None or scheme.fmt not in JUDGED:
+            continue
+        head = name.rpartition(".")[2] == "lm_head" and plan.method in ("compressed-tensors", "modelopt")
+        if role(name) in roles or plan.exact or LINEAR.search("." + name) or head:
+            text = f"it is {entry.dtype}, and the config says {scheme.fmt} and does not leave it out"
+            findings.append(Finding("config", text, (name,)))
+    return findings
+
+
+def sizes(matrices: list[Matrix], names: set[str], plan: Plan) -> list[Finding]:
+    """Counts and widths of config.json beside the tensors. names: of modules."""
+    model, findings = plan.model, []
+    layers = {int(m[1]) for n in names if (m := re.match(r"(?:.*\.)?layers\.(\d+)\.", n))}
+    count = model.get("num_hidden_layers")
+    if isinstance(count, int) and layers:
+        lost = sorted(set(range(count)) - layers)
+        if lost:
+            text = f"{len(lost)} of {count} layers of the config have no tensor"
+            findings.append(Finding("missing", text, tuple(f"layers.{n}" for n in lost)))
+    hidden = model.get("hidden_size")
+    if isinstance(hidden, int) and hidden:
+        findings += [finding for m in matrices for finding in _width(m, hidden)]
+    tails = {n.rpartition(".")[2] for n in names}
+    if model.get("tie_word_embeddings") is False and "embed_tokens" in tails and "lm_head" not in tails:
+        text = "it is missing, and config.json does not tie it to the embedding (tie_word_embeddings is false)"
+        findings.append(Finding("missing", text, ("lm_head.weight",)))
+    return findings
+
+
+def _width(m: Matrix, hidden: int) -> list[Finding]:
+    """A width that is not hidden_size, nor that size padded with columns that decode to zero (rows may hold what
+    they like)."""
+    name = m.module.name
+    if "visual" in name or "vision" in name or not re.search(r"(^|\.)layers\.\d+\.", name):
+        return []
+    for pattern, width, side in ((INTO, m.columns, "columns"), (OUT, m.rows, "rows")):
+        if not pattern.search(name) or width == hidden:
+            continue
+        if not _padded(width, hidden):
+            return [Finding("config", f"{width} {side}, and hidden_size is {hidden}", (name,))]
+        stale = sum(beyond(m, of, hidden) for of in range(m.lead)) if side == "columns" else 0
+        if stale:
+            text = f"{width} columns, and hidden_size is {hidden}: those beyond it do not decode to zero"
+            return [Finding("padding", text, (name,), f"{stale:,} values")]
+    return []
+
+
+def _padded(width: int, wanted: int) -> bool:
+    """Whether a width is another one, padded."""
+    pads = (2**n for n in range(1, PAD.bit_length()))
+    return width > wanted and any(-(-wanted // pad) * pad == width for pad in pads)

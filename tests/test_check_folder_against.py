@@ -1,0 +1,185 @@
+"""Faults of a checkpoint that only its original shows, and those that can be said without it to be unknown.
+
+Contract: each is named beside the original, with the tensor that has it; without the original the report passes and
+says what cannot be known. Oracle: as `test_check_folder_faults`.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from folder_cases import (
+    DOWN,
+    GATE,
+    L0,
+    UP,
+    Edit,
+    Folder,
+    Q,
+    change,
+    judged,
+    made,
+    nibbles,
+    swap,
+    swizzled,
+    transposed_content,
+)
+
+from hw.check import check
+from hw.check_folder import check_folder
+
+
+def swapped_scales(one: str, other: str) -> Edit:
+    return swap(f"{one}.weight_scale", f"{other}.weight_scale")
+
+
+def swapped_matrices(one: str, other: str) -> Edit:
+    def apply(folder: Folder) -> None:
+        for part in ("weight", "weight_scale"):
+            swap(f"{one}.{part}", f"{other}.{part}")(folder)
+
+    return apply
+
+
+def scrambled_rows(t: torch.Tensor) -> torch.Tensor:
+    t = t.clone()
+    t.view(torch.uint8)[5:8] = t.view(torch.uint8)[5:8].flip(-1)
+    return t
+
+
+def other_half(folder: Folder) -> None:
+    """The halves of a stacked gate_up_proj of one expert change places."""
+    for part in ("blocks", "scales"):
+        name = f"{L0}.mlp.experts.gate_up_proj_{part}"
+        t = folder.tensors[name].clone()
+        t[2] = t[2].roll(64, 0)
+        folder.tensors[name] = t
+
+
+STACK = f"{L0}.mlp.experts.gate_up_proj"
+DOWN_STACK = f"{L0}.mlp.experts.down_proj"
+SILENT: dict[str, tuple[str, Edit, str, str]] = {
+    "nibbles": (
+        "modelopt",
+        change(".weight", lambda t: nibbles(t) if t.dtype == torch.uint8 else t, "model.layers"),
+        "the nibbles are swapped",
+        UP,
+    ),
+    "nibbles, compressed": ("compressed", change("weight_packed", nibbles), "the nibbles are swapped", UP),
+    "nibbles, MXFP4": ("mxfp4", change("weight_packed", nibbles), "the nibbles are swapped", UP),
+    "nibbles, gpt-oss": (
+        "gpt_oss",
+        change("gate_up_proj_blocks", nibbles, L0),
+        "the nibbles are swapped",
+        f"{STACK}[3]",
+    ),
+    "transposed content": (
+        "modelopt",
+        change("q_proj.weight_scale", transposed_content, L0),
+        "the scale is transposed",
+        Q,
+    ),
+    "transposed content, MX": (
+        "mxfp8",
+        change("q_proj.weight_scale", transposed_content, L0),
+        "the scale is transposed",
+        Q,
+    ),
+    "swizzled under a linear name": (
+        "modelopt",
+        change("q_proj.weight_scale", swizzled, L0),
+        "128x4-swizzled under the name",
+        Q,
+    ),
+    "swizzled and nibbles": (
+        "modelopt",
+        lambda f: [change("q_proj.weight_scale", swizzled, L0)(f), change("q_proj.weight", nibbles, L0)(f)],
+        "128x4-swizzled under the name",
+        Q,
+    ),
+    "inverted E8M0": ("mxfp4", change("weight_scale", lambda t: 254 - t, "model"), "the scales are inverted", UP),
+    "inverted in a stack": (
+        "gpt_oss",
+        change("down_proj_scales", lambda t: 254 - t, L0),
+        "the scales are inverted",
+        f"{DOWN_STACK}[1]",
+    ),
+    "another outer": (
+        "modelopt",
+        change("down_proj.weight_scale_2", lambda t: t * 2),
+        "the outer scale is another one",
+        DOWN,
+    ),
+    "all scales": ("mxfp8", change("down_proj.weight_scale", lambda t: t + 1), "decoded values are a multiple", DOWN),
+    "scales of an expert": (
+        "modelopt",
+        swapped_scales(UP, f"{L0}.mlp.experts.2.up_proj"),
+        "the scales are those of a sibling",
+        UP,
+    ),
+    "scales of an expert, MX": (
+        "mxfp4",
+        swapped_scales(UP, f"{L0}.mlp.experts.2.up_proj"),
+        "the scales are those of a sibling",
+        UP,
+    ),
+    "experts": (
+        "mxfp8",
+        swapped_matrices(UP, f"{L0}.mlp.experts.2.up_proj"),
+        "codes and scales are those of a sibling",
+        UP,
+    ),
+    "gate is up": ("mxfp8", swapped_matrices(UP, GATE), "codes and scales are those of a sibling", GATE),
+    "rows": ("modelopt", change("up_proj.weight", scrambled_rows), "some blocks do not decode to the original", UP),
+    "rows of FP8": (
+        "deepseek",
+        change("up_proj.weight", scrambled_rows),
+        "some blocks do not decode to the original",
+        UP,
+    ),
+    "half of a stack": ("gpt_oss", other_half, "decoded values are not those of the original", f"{STACK}[2]"),
+    "a norm": (
+        "modelopt",
+        change("input_layernorm.weight", torch.zeros_like, L0),
+        "its values are not the original's",
+        f"{L0}.input_layernorm.weight",
+    ),
+    "signs": (
+        "deepseek",
+        change("up_proj.weight", lambda t: (t.view(torch.uint8) ^ 0x80).view(t.dtype)),
+        "decoded values are a multiple",
+        UP,
+    ),
+    "another tensor": (
+        "modelopt",
+        change("down_proj.weight", lambda t: t.flip(0)),
+        "decoded values are not those of the original",
+        DOWN,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_a_fault_is_named_beside_the_original(name: str, tmp_path: Path) -> None:
+    maker, edit, said, whose = SILENT[name]
+    folder = made(maker)
+    edit(folder)
+    report = judged(folder, tmp_path, against=True)
+    found = [f for f in report.findings if said in f.text]
+    assert found and any(whose in f.tensors for f in found), report
+    assert len(report.faults) <= 2, report
+
+
+@pytest.mark.parametrize("name", ["nibbles", "swizzled under a linear name", "scales of an expert", "another outer"])
+def test_what_cannot_be_known_is_said_and_no_fault(name: str, tmp_path: Path) -> None:
+    maker, edit, _, _ = SILENT[name]
+    folder = made(maker)
+    edit(folder)
+    report = judged(folder, tmp_path)
+    assert report and "cannot be known without --against" in str(report), report
+
+
+def test_the_quantizer_is_a_fact(tmp_path: Path) -> None:
+    folder = made("mxfp8")
+    report = check_folder(folder.write(tmp_path / "q"), folder.against(tmp_path / "o"), check)
+    assert report and "are the bytes of rceil" in str(report), report
