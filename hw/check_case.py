@@ -46,7 +46,7 @@ class Case:
             that this reading leaves out.
         rows: how many places along the last but one are values.
         words: how it was read. faults: what is wrong with lying or being cut so. error: see above.
-        before: like x, before a Hadamard transform; None without one. dtypes: of all floating-point tensors of the dump.
+        before: like x, before a Hadamard transform; None without one. dtypes: of the dump's floating-point tensors.
     """
 
     layout: Layout

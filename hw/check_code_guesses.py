@@ -7,7 +7,7 @@ that no quotient lies within its error of a tie without being one; or FP32's, in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -234,10 +234,8 @@ def _divided_by_others(s: Sample, law: ScaleLaw) -> Iterator[Guess]:
         yield Guess(upside_down, of(lambda g: stored(g).to(torch.float64) / g.pick(factor)))
     if law.dialect.outer_of is not None:
         for fault, other in other_outers(s, law.dialect, law.outer):
-            its = law.factor if other is law.outer else ScaleLaw(law.dialect, other, law.wrong).factor
-            yield Guess(
-                f"where elements are scaled, {fault}", of(lambda g, t=its.double(): stored(g).double() * g.pick(t))
-            )
+            its = replace(law, outer=other).factor.double()
+            yield Guess(f"where elements are scaled, {fault}", of(lambda g, t=its: stored(g).double() * g.pick(t)))
     if fmt is not None:
         small = "scales that are subnormal are taken as zero where elements are scaled"
         zeroed = of(lambda g: torch.where(is_subnormal(g.scales, fmt), 0.0, stored(g)).double() * g.pick(factor))

@@ -23,7 +23,7 @@ from .check_chance import one_threshold, shared_words
 from .check_code_guesses import Way, code_guesses, distinct, exact_quotient, sound, ways
 from .check_folded import Folded, Sample
 from .check_laws import ScaleLaw
-from .check_proof import enough, proved, within
+from .check_proof import Guess, enough, proofs, within
 from .check_roundings import ROUNDINGS
 from .check_where import places
 
@@ -63,6 +63,8 @@ def code_laws(f: Folded, law: ScaleLaw) -> list[CodeLaw]:
 
 def _plain(f: Folded, law: ScaleLaw, sample: Sample, first: CodeLaw) -> CodeLaw:
     """The sound law that makes every code, else the nearest of those that miss the fewest of a sample."""
+    if first.count == 0:
+        return first
     found, laws = distinct(sample, ways(law)), [first]
     tried = [(int(codes_differ(sample, make(sample)).sum()), words, make) for words, make in sound(law, found)]
     for missed, words, make in tried[1:]:
@@ -80,13 +82,18 @@ def _proved(f: Folded, sample: Sample, law: ScaleLaw, plain: CodeLaw) -> CodeLaw
         return None
     tried = f.memo.setdefault("refuted quotients", [])
     new = [way for way in distinct(sample, ways(law))[:FAULTY] if not any(_alike(way, sample, q) for q in tried)]
-    guess = proved(f, plain.wrong, codes_differ, code_guesses(sample, law, new))
-    if guess is None and new:
-        for place, mask in places(f.lines(plain.wrong), ("row", "column")):
-            guesses = (within(g, place.words, f.blocked(mask), plain.make) for g in code_guesses(sample, law, new[:1]))
-            guess = guess or proved(f, plain.wrong, codes_differ, guesses)
+    guess = next(proofs(f, plain.wrong, codes_differ, _guesses(f, sample, law, plain, new)), None)
     tried += [(sample.at, way.of(sample)) for way in new]
     return None if guess is None else CodeLaw(plain.words, guess.fault, torch.zeros_like(plain.wrong), guess.make)
+
+
+def _guesses(f: Folded, sample: Sample, law: ScaleLaw, plain: CodeLaw, new: list[Way]) -> Iterator[Guess]:
+    """Faults of all codes, then of those in one place."""
+    assert plain.make is not None
+    yield from code_guesses(sample, law, new)
+    for place, mask in places(f.lines(plain.wrong), ("row", "column")) if new else ():
+        for guess in code_guesses(sample, law, new[:1]):
+            yield within(guess, place.words, f.blocked(mask), plain.make)
 
 
 def _alike(way: Way, sample: Sample, other: tuple[Tensor, Tensor]) -> bool:
@@ -99,7 +106,7 @@ def codes_differ(f: Folded, codes: Tensor) -> Tensor:
 
 
 def how_scaled(f: Folded, law: ScaleLaw) -> str:
-    """What a dialect whose scales these are, and whose codes these are not, does otherwise: it divides, or multiplies."""
+    """What a dialect does otherwise whose scales these are and whose codes these are not: it divides, or multiplies."""
     d: Dialect = law.dialect
     sample = Sample.of_wrong(f, codes_differ(f, law.steps(f).codes).any(-1))
     for way in distinct(sample, ways(law)):

@@ -74,7 +74,7 @@ def codes_words(f: Folded, scales: ScaleLaw, law: CodeLaw, names: tuple[str, str
 
 
 def _near_ties(f: Folded, scales: ScaleLaw, law: CodeLaw) -> str:
-    """Whether the codes that differ are zeros of the other sign, or all near ties between quotients that are rounded."""
+    """Whether codes that differ are all zeros of the other sign, or all near ties of quotients that are rounded."""
     if other_signs(f, scales, law.wrong):
         return ", all of them zeros: their sign is lost"
     divisor = (stored(f).to(torch.float64) * scales.factor.to(torch.float64)).expand(law.wrong.shape)[law.wrong]

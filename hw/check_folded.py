@@ -21,7 +21,7 @@ SIZE = 512  # half the blocks of a sample
 @dataclass(frozen=True)
 class Folded:
     """A case in blocks: x float32 and codes (..., n, B), scales (..., n, 1), which blocks are finite (..., n, 1), which
-    places are values (n, B), with tiles like x; the stored outer (..., n or 1, 1), or None. memo: what was computed once."""
+    places are values (n, B), with tiles like x; the stored outer (..., n or 1, 1), or None. memo: results, kept."""
 
     case: Case
     x: Tensor

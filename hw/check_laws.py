@@ -21,7 +21,7 @@ from numerics.dialects_core import Dialect, Outer, Steps
 from numerics.dialects_layout import scales_differ as which_differ
 
 from .check_folded import Cut, Folded, Sample
-from .check_proof import Guess, enough, proved, within
+from .check_proof import Guess, enough, proofs, within
 from .check_where import places
 
 UNRELATED = "the stored outer scale does not belong to codes and scales"
@@ -85,28 +85,43 @@ def steps_of(f: Folded, d: Dialect, outer: Outer, cut: Cut | None = None) -> Ste
 
 def scale_laws(f: Folded, dialects: list[Dialect]) -> list[ScaleLaw]:
     """Laws of the scales, the best first: dialects that make every one; or a fault that does; or the nearest ones."""
-    from .check_scale_guesses import rounded_guesses, scale_guesses  # which are made of laws
-
     plain = _plain(f, dialects)
     nearest = min((law for law in plain if law.fault is None), key=lambda law: law.count, default=plain[0])
     if nearest.count == 0 or not enough(nearest.wrong):
         return plain
-    wrong, sample = nearest.wrong.unsqueeze(-1), Sample.of_wrong(f, nearest.wrong)
+    found, none = None, torch.zeros_like(nearest.wrong)
+    for guess in proofs(f, nearest.wrong.unsqueeze(-1), scales_differ, _guesses(f, dialects, plain, nearest)):
+        law = replace(guess.of, fault=guess.fault, wrong=none)
+        found = found or law
+        if _of_the_codes(f, law):
+            found = law
+            break
+    return plain if found is None else [found, *(law for law in plain if law is not found)]
+
+
+def _guesses(f: Folded, dialects: list[Dialect], plain: list[ScaleLaw], nearest: ScaleLaw) -> Iterator[Guess]:
+    """Faults, in order: other roundings; outer scales that are at fault with all scales right; all others; and the same
+    in one place."""
+    from .check_scale_guesses import rounded_guesses, scale_guesses  # which are made of laws
+
+    sample = Sample.of_wrong(f, nearest.wrong)
     bases = _distinct(sample, [(d, outer) for d in dialects for outer in _outers_without_fault(f, d)])
-    found = proved(f, wrong, scales_differ, rounded_guesses(sample, bases))
-    if found is None and plain[0].count == 0:
-        return plain  # with an outer scale that is at fault
-    found = found or proved(f, wrong, scales_differ, scale_guesses(sample, bases[:BASES]))
-    if found is None:
-        for place, mask in places(nearest.wrong, ("row", "block")):
-            for guesses in (rounded_guesses, scale_guesses):
-                of_place = (
-                    within(g, place.words, mask.unsqueeze(-1), lambda g: nearest.steps(g).scales) for g in guesses(sample, bases[:1])
-                )
-                found = found or proved(f, wrong, scales_differ, of_place)
-    if found is None:
-        return plain
-    return [replace(found.of, fault=found.fault, wrong=torch.zeros_like(nearest.wrong)), *plain]
+    yield from rounded_guesses(sample, bases)
+    yield from (Guess(law.fault or "", lambda g, law=law: law.steps(g).scales, law) for law in plain if not law.count)
+    yield from scale_guesses(sample, bases[:BASES])
+    for place, mask in places(nearest.wrong, ("row", "block")):
+        for guesses in (rounded_guesses, scale_guesses):
+            for guess in guesses(sample, bases[:1]):
+                yield within(guess, place.words, mask.unsqueeze(-1), lambda g: nearest.steps(g).scales)
+
+
+def _of_the_codes(f: Folded, law: ScaleLaw) -> bool:
+    """Whether a sample's codes are those of x over the law's scales and outer, or the dialect's."""
+    from .check_code_guesses import exact_quotient
+
+    g = Sample.of_wrong(f, torch.zeros_like(law.wrong))
+    made = exact_quotient(law).codes(g), law.steps(g).codes
+    return any(not bool(((codes != g.codes) & g.real).any()) for codes in made)
 
 
 def scales_differ(f: Folded, made: Tensor) -> Tensor:
@@ -178,7 +193,7 @@ def _outers_without_fault(f: Folded, d: Dialect) -> Iterator[Outer]:
 
 
 def _distinct(sample: Sample, bases: list[tuple[Dialect, Outer]]) -> list[tuple[Dialect, Outer]]:
-    """Those that differ on a sample, in scales or in what they were before they were rounded; the first of each kind."""
+    """Those that differ on a sample, in scales or in what is rounded to them; the first of each kind."""
     kinds: list[tuple[Tensor, Tensor]] = []
     found = []
     for d, outer in bases:

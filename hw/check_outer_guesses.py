@@ -168,9 +168,9 @@ def borders(codes: Tensor, fmt: nm.Format) -> tuple[Tensor, Tensor]:
 def factors(t: Tensor, words: tuple[str, ...]) -> str:
     """Factors of an outer scale in words."""
     if len(t) == 1:
-        return f"{float(t):.5g} times the stored one"
+        return f"{float(t):.4g} times the stored one"
     other = [i for i in range(len(t)) if float(t[i]) != 1.0]
-    shown = [f"in the {words[i]} {float(t[i]):.5g} times the stored one" for i in other[:SHOWN]]
+    shown = [f"in the {words[i]} {float(t[i]):.4g} times the stored one" for i in other[:SHOWN]]
     more = f" and {len(other) - SHOWN} more" if len(other) > SHOWN else ""
     gate = ", as of gate and up" if len(t) == 2 else ""
     return ", ".join(shown) + more + gate

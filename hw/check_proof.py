@@ -8,7 +8,7 @@ refutes a survivor joins the sample.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,20 +31,20 @@ class Guess:
     of: Any = None
 
 
-def proved(
+def proofs(
     f: Folded, wrong: Tensor, differ: Callable[[Folded, Tensor], Tensor], guesses: Iterable[Guess]
-) -> Guess | None:
-    """The first guess that makes every byte. `wrong`: which bytes the plain law does not make, (..., n, B or 1).
-    `differ`: which of the bytes that were made are not those of the dump."""
+) -> Iterator[Guess]:
+    """The guesses that make every byte. `wrong`: which bytes the plain law does not make, (..., n, B or 1). `differ`:
+    which of the bytes that were made are not those of the dump."""
     samples = [Sample.of_wrong(f, wrong.any(-1), size) for size in (FEW, None)]
     for guess in guesses:
         if any(bool(differ(sample, guess.make(sample)).any()) for sample in samples):
             continue
         left = differ(f, guess.make(f)).any(-1).flatten().nonzero().squeeze(-1)
-        if not len(left):
-            return guess
-        samples[0] = samples[0].with_blocks(left)
-    return None
+        if len(left):
+            samples[0] = samples[0].with_blocks(left)
+        else:
+            yield guess
 
 
 def enough(wrong: Tensor) -> bool:

@@ -92,9 +92,9 @@ def _away(k: Tensor) -> Tensor:
 POWERS: dict[str, Round] = {
     "up": _directed(nm.Rounding.TOWARD_POSITIVE),
     "down": _directed(nm.Rounding.TOWARD_ZERO),
-    "to nearest": lambda q, fmt: nm.encode(q, fmt),
-    "to nearest, ties up": _directed(nm.Rounding.NEAREST_AWAY),
+    "to nearest": lambda q, fmt: nm.encode(q, fmt),  # ties up, as torch and ml_dtypes have it
     "to nearest, ties down": _ties(lambda q, low, high: torch.zeros_like(q, dtype=torch.bool)),
+    "to nearest, ties to the even byte": _ties(lambda q, low, high: (high & 1) == 0),
     "to nearest, ties to the odd byte": _ties(lambda q, low, high: (high & 1) == 1),
     "to nearest in log2": _nearest_power,
     "to nearest in log2, halves to even": _log2(torch.round),

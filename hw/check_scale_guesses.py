@@ -19,7 +19,6 @@ from numerics.dialects_core import Blocks, Dialect, Outer
 from numerics.dialects_layout import Layout, scale_values
 
 from .check_case import UNLIKE
-from .check_code_guesses import exact_quotient
 from .check_folded import Cut, Folded, Sample
 from .check_laws import ScaleLaw, scale_name, scales_differ, steps_of
 from .check_laws import scale_guess as guess
@@ -29,7 +28,7 @@ from .check_roundings import POWERS, ROUNDINGS, by_value, cuts, flushed, inverse
 from .check_where import likely
 
 Base = tuple[Dialect, Outer]
-Bytes = Callable[[Folded], Tensor]
+Mishap = Callable[[Tensor, Tensor], Iterable[tuple[str, Tensor]]]  # codes, and numbers before they were rounded
 POSITIVE = tuple(
     w for w in ROUNDINGS if "-infinity" not in w and "away from zero, not" not in w and "ties toward +" not in w
 )
@@ -46,7 +45,18 @@ def rounded_guesses(s: Sample, bases: list[Base]) -> Iterator[Guess]:
 
 def scale_guesses(s: Sample, bases: list[Base]) -> Iterator[Guess]:
     """What else may have gone wrong with them."""
-    families = (_moved, _maxima, outer_guesses, _before_rotation, _bytes, _shifted, _shortened, _inverses, _divided, _stale)
+    families = (
+        _moved,
+        _maxima,
+        outer_guesses,
+        _before_rotation,
+        _bytes,
+        _shifted,
+        _shortened,
+        _inverses,
+        _divided,
+        _stale,
+    )
     for family in (*families, solved_outers):
         for base in bases:
             yield from family(s, *base)
@@ -63,13 +73,15 @@ def _ratio(g: Folded, d: Dialect, outer: Outer) -> Tensor:
 @cache
 def natural(d: Dialect, element: nm.Format) -> str | None:
     """How a dialect rounds its scales to powers of two: "up", "down", or None for another way, or none."""
-    largest = element.max * torch.tensor([1.3, 1.45, 1.9]).unsqueeze(-1) * 2.0 ** torch.arange(-3, 4)
+    largest = element.max * torch.arange(1.01, 1.99, 1 / 64).unsqueeze(-1) * 2.0 ** torch.arange(-3, 4)
     x = torch.zeros(*largest.shape, 2)
     x[..., 0] = largest
     one = torch.ones(1, 1)
     steps = d.steps(Blocks(x, largest.unsqueeze(-1), element, torch.float32), Outer(one, one))
     made = scale_values(steps.scales, d.scale_format)
-    same = (how for how in ("up", "down") if torch.equal(scale_values(POWERS[how](steps.ratio, nm.E8M0), nm.E8M0), made))
+    same = (
+        how for how in ("up", "down") if torch.equal(scale_values(POWERS[how](steps.ratio, nm.E8M0), nm.E8M0), made)
+    )
     return next(same, None)
 
 
@@ -84,8 +96,8 @@ def _rounded(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
     fmt = s.case.scale_format
     if fmt == nm.E4M3:
         for words in POSITIVE:
-            make = lambda g, r=ROUNDINGS[words]: r(_ratio(g, d, outer), fmt)  # noqa: E731
-            yield guess(f"scales are rounded {words}", make, d, outer)
+            fault, rounding = f"scales are rounded {words}", ROUNDINGS[words]
+            yield guess(fault, lambda g, r=rounding: r(_ratio(g, d, outer), fmt), d, outer)
         return
     usual = natural(d, s.case.layout.element)
     for how in POWERS if usual is not None else ():
@@ -152,15 +164,19 @@ def _bytes(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
     fmt = s.case.scale_format
     if fmt is None:
         return
-    kinds: list[tuple[str, Callable[[Tensor, Tensor], Iterable[tuple[str, Tensor]]]]] = [
+    kinds: list[tuple[str, Mishap]] = [
         ("subnormal scales are ", lambda c, q: flushed(c, fmt)),
         ("scales ", lambda c, q: overflowed(c, q, fmt)),
         ("scales are ", lambda c, q: by_value(c, fmt)),
     ]
     for start, kind in kinds:
         for words, _ in kind(s.scales[:0], s.x[:0]):
-            make = lambda g, k=kind, w=words: dict(k(_scales(g, d, outer), _ratio(g, d, outer)))[w]  # noqa: E731
-            yield guess(start + words, make, d, outer)
+            yield guess(start + words, partial(_otherwise, d=d, outer=outer, kind=kind, words=words), d, outer)
+
+
+def _otherwise(g: Folded, d: Dialect, outer: Outer, kind: Mishap, words: str) -> Tensor:
+    """A dialect's scales after one of a kind of mishaps."""
+    return dict(kind(_scales(g, d, outer), _ratio(g, d, outer)))[words]
 
 
 def _shifted(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
@@ -200,15 +216,14 @@ def _shortened(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
         if not bool(torch.isfinite(cut(x)).all()):
             continue
         for o in (outer, whole.own(d, cut)):
-            yield guess(
-                f"x is rounded to {name} before it is quantized", partial(_of_cut, d=d, outer=o, cut=cut), d, o, cut
-            )
 
             def maxima(g: Folded, o: Outer = o, cut: Cut = cut) -> Tensor:
                 blocks = g.blocks(d)
                 return d.steps(replace(blocks, amax=cut(blocks.amax)), g.fit(o)).scales
 
             yield guess(f"block maxima are rounded to {name} before scales are made of them", maxima, d, o)
+            fault = f"x is rounded to {name} before it is quantized"
+            yield guess(fault, lambda g, o=o, c=cut: steps_of(g, d, o, c).scales, d, o, cut)
         yield guess(
             f"scales are rounded twice: to {name} before {scale_name(fmt)}" if fmt else f"scales are rounded to {name}",
             lambda g, c=cut: _finished(c(_ratio(g, d, outer)), d, s.case.layout),
@@ -227,15 +242,6 @@ def _finished(ratio: Tensor, d: Dialect, layout: Layout) -> Tensor:
     return ratio.to(torch.float32) if layout.scale is None else torch.full_like(ratio, 255, dtype=torch.uint8)
 
 
-def _of_cut(g: Folded, d: Dialect, outer: Outer, cut: Cut) -> Tensor:
-    """Scales of x that lost bits; other bytes where the codes are not those of that x."""
-    steps = steps_of(g, d, outer, cut)
-    law = guess("", partial(_scales, d=d, outer=outer), d, outer, cut).of
-    none = torch.full_like(g.scales, torch.nan) if g.scales.is_floating_point() else g.scales ^ 0xFF
-    alike = ((steps.codes == g.codes) | (exact_quotient(law).codes(g) == g.codes) | ~g.real).all(-1, keepdim=True)
-    return torch.where(alike, steps.scales, none)
-
-
 def _inverses(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
     """Block maxima that were multiplied by a reciprocal of few bits."""
     largest, one = s.case.layout.element.max, torch.ones(1)
@@ -250,8 +256,12 @@ def _inverses(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
         encode = one / ScaleLaw(d, outer, NONE).factor
         for what, ratio in ways.items():
             fault = f"the reciprocal of {what} is rounded to {name}, then block maxima are multiplied by it"
-            make = lambda g, r=ratio: _finished(r(g.blocks(d).amax, g.pick(encode)), d, s.case.layout)  # noqa: E731
-            yield guess(fault, make, d, outer)
+            yield guess(fault, partial(_of_maxima, d=d, encode=encode, ratio=ratio), d, outer)
+
+
+def _of_maxima(g: Folded, d: Dialect, encode: Tensor, ratio: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Scales of a ratio of block maxima and the reciprocal of the outer scale."""
+    return _finished(ratio(g.blocks(d).amax, g.pick(encode)), d, g.case.layout)
 
 
 def _divided(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:

@@ -1,7 +1,7 @@
 """A quantizer from tables of values, in numpy and float64, with every fault that a test wants: an oracle for `check`.
 
     codes = rounded(v, E2M1, "even")            to the nearest of the values in the table, ties to the even code
-    dump = nvfp4(x, scale="down", code="odd")   x / (scale * outer), outer = max |x| / 2688, scale = max |block| / 6 outer
+    dump = nvfp4(x, scale="down", code="odd")   x / (scale * outer), outer max |x| / 2688, scale max |block| / 6 outer
 
 Nothing of `numerics` or `hw` is used.
 """
@@ -46,13 +46,16 @@ def rounded(v: Array, values: Array, how: str = "even") -> Array:
 
 def signed(v: Array, values: Array, how: str = "even") -> Array:
     """Codes of numbers with a sign: as `rounded`; "floor" and "ceil" toward the infinities; "tie up", "tie down"."""
-    bit = 1 << int(len(values)).bit_length() - (len(values) & (len(values) - 1) == 0)
-    negative = np.signbit(v)
     pairs = {"floor": ("down", "up"), "ceil": ("up", "down"), "tie up": ("away", "zero"), "tie down": ("zero", "away")}
-    positive_way, negative_way = pairs.get(how, (how, how))
-    size = np.abs(v)
-    codes = np.where(negative, rounded(size, values, negative_way), rounded(size, values, positive_way))
-    return codes + np.where(negative, bit, 0)
+    positive, negative = pairs.get(how, (how, how))
+    size, below = np.abs(v), np.signbit(v)
+    codes = np.where(below, rounded(size, values, negative), rounded(size, values, positive))
+    return codes + np.where(below, sign_bit(values), 0)
+
+
+def sign_bit(values: Array) -> int:
+    """Of a format with these values: the power of two above its codes."""
+    return 1 << (len(values) - 1).bit_length()
 
 
 def decoded(codes: Array, values: Array) -> Array:
@@ -83,8 +86,8 @@ def nvfp4(
 
     Args:
         scale, code: how they are rounded, or a function from numbers before rounding to codes. outer: that is stored,
-            float32, broadcasting to (.., n); None: max / 2688. used: that scales and codes are made with; None: `outer`.
-        amax: of each block.
+            float32, broadcasting to (.., n); None: max / 2688. used: that which scales and codes are made with; None:
+            `outer`. amax: of each block.
     """
     cut = blocks(x.double().numpy(), 16)
     outer = np.float32(np.abs(cut).max() / 2688.0) if outer is None else outer
