@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 import numerics as nm
-from numerics.dialects_core import Dialect
 
 from .check_chance import one_threshold, shared_words
 from .check_code_guesses import Way, code_guesses, distinct, exact_quotient, sound, ways
@@ -91,7 +90,9 @@ def _guesses(f: Folded, sample: Sample, law: ScaleLaw, plain: CodeLaw, new: list
     """Faults of all codes, then of those in one place."""
     assert plain.make is not None
     yield from code_guesses(sample, law, new)
-    for place, mask in places(f.lines(plain.wrong), ("row", "column")) if new else ():
+    for place, mask in (
+        places(f.lines(plain.wrong), ("column", "row") if f.case.turned else ("row", "column")) if new else ()
+    ):
         for guess in code_guesses(sample, law, new[:1]):
             yield within(guess, place.words, f.blocked(mask), plain.make)
 
@@ -105,18 +106,32 @@ def codes_differ(f: Folded, codes: Tensor) -> Tensor:
     return (codes != f.codes) & f.real & f.finite
 
 
-def how_scaled(f: Folded, law: ScaleLaw) -> str:
+def how_scaled(f: Folded, law: ScaleLaw) -> str | None:
     """What a dialect does otherwise whose scales these are and whose codes these are not: it divides, or multiplies."""
-    d: Dialect = law.dialect
-    sample = Sample.of_wrong(f, codes_differ(f, law.steps(f).codes).any(-1))
-    for way in distinct(sample, ways(law)):
-        if not bool(codes_differ(sample, way.codes(sample)).any()) and not bool(codes_differ(f, way.codes(f)).any()):
-            mine, yours = (
-                ("multiplies" if "x *" in d.prose.elements[:4] else "divides"),
-                "multiply" if "*" in way.words.split(" (")[0] else "divide",
-            )
-            return f"you {yours}, {d.name} {mine}: codes are those of {way.words}, {d.name} takes {d.prose.elements}"
-    return ""
+    d = law.dialect
+    wrong = codes_differ(f, law.steps(f).codes).any(-1)
+    if not bool(wrong.any()):
+        return None
+    sample, its = Sample.of_wrong(f, wrong), d.prose.elements
+    same = [
+        way.words
+        for way in distinct(sample, ways(law))
+        if not any(bool(codes_differ(g, way.codes(g)).any()) for g in (sample, f))
+    ]
+    if not same:
+        return None
+    other = [words for words in same if _divides(words) != _divides(its)]
+    codes = f"codes are those of {(other or same)[0]}, {d.name} takes {its}"
+    if not other:
+        return f"another order of operations: {codes}"
+    divide, multiply = ("you divide", "multiplies") if _divides(other[0]) else ("you multiply", "divides")
+    return f"{divide}, {d.name} {multiply}: {codes}"
+
+
+def _divides(formula: str) -> bool:
+    """Whether a formula that starts with x divides it, rather than multiplies it."""
+    first = next((c for c in formula if c in "*/"), "/")
+    return first == "/"
 
 
 def _stochastic(f: Folded, law: ScaleLaw) -> Iterator[CodeLaw]:

@@ -12,18 +12,19 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from numerics.dialects_core import Dialect
+
 from .check_code_guesses import exact_quotient, stored
-from .check_codes import CodeLaw, other_signs, tie_distance
+from .check_codes import CodeLaw, code_laws, how_scaled, other_signs, tie_distance
 from .check_folded import Folded, Sample
-from .check_laws import ScaleLaw
+from .check_laws import ScaleLaw, scale_laws
 from .check_roundings import is_subnormal, is_tie, magnitude
 from .check_where import code_distance, likely, places, scale_distance
 
 Masks = Iterator[tuple[str, Tensor]]
-ROW, BLOCK, COLUMN = "row", "block", "column"
 
 
-def scales_words(f: Folded, law: ScaleLaw, names: tuple[str, str] = (ROW, BLOCK)) -> str:
+def scales_words(f: Folded, law: ScaleLaw) -> str:
     """Of the scales that differ from a law's."""
     wrong = law.wrong.unsqueeze(-1)
 
@@ -42,10 +43,10 @@ def scales_words(f: Folded, law: ScaleLaw, names: tuple[str, str] = (ROW, BLOCK)
     made = law.steps(f).scales
     there = wrong.expand(made.shape)
     distance = scale_distance(f.scales[there], made[there], f.case.scale_format)
-    return _joined(f, wrong, names, conditions, distance)
+    return _joined(f, wrong, conditions, distance)
 
 
-def codes_words(f: Folded, scales: ScaleLaw, law: CodeLaw, names: tuple[str, str] = (ROW, COLUMN)) -> str:
+def codes_words(f: Folded, scales: ScaleLaw, law: CodeLaw) -> str:
     """Of the codes that differ from a law's."""
     assert law.make is not None
     element = f.case.layout.element
@@ -70,7 +71,15 @@ def codes_words(f: Folded, scales: ScaleLaw, law: CodeLaw, names: tuple[str, str
 
     made = law.make(f)
     distance = code_distance(f.codes[law.wrong], made[law.wrong], element)
-    return _joined(f, law.wrong, names, conditions, distance) + _near_ties(f, scales, law)
+    return _joined(f, law.wrong, conditions, distance) + _near_ties(f, scales, law)
+
+
+def reasons(f: Folded, d: Dialect) -> list[str]:
+    """Why bytes are not those of a dialect, as far as laws prove it: of scales, then of codes."""
+    scales = scale_laws(f, [d])[0]
+    codes = code_laws(f, scales)[0]
+    scaled = how_scaled(f, scales) if scales.faultless and codes.fault is None and not codes.count else None
+    return [reason for reason in (scales.fault, codes.fault, scaled) if reason is not None]
 
 
 def _near_ties(f: Folded, scales: ScaleLaw, law: CodeLaw) -> str:
@@ -86,12 +95,12 @@ def _near_ties(f: Folded, scales: ScaleLaw, law: CodeLaw) -> str:
     return ""
 
 
-def _joined(
-    f: Folded, wrong: Tensor, names: tuple[str, str], conditions: Callable[[Folded], Masks], distance: str
-) -> str:
-    lines = wrong.squeeze(-1) if wrong.shape[-1] == 1 else f.lines(wrong)
-    where = [place.words for place, _ in places(lines, names)]
-    parts = [f"all in {' of '.join(reversed(where))}"] if where else []
+def _joined(f: Folded, wrong: Tensor, conditions: Callable[[Folded], Masks], distance: str) -> str:
+    of_scales, row, column = wrong.shape[-1] == 1, *(("column", "row") if f.case.turned else ("row", "column"))
+    if of_scales and f.case.layout.tile > 1:
+        row = f"row of {f.case.layout.tile} x {f.case.layout.block} tiles"
+    where = places(wrong.squeeze(-1), (row, "block")) if of_scales else places(f.lines(wrong), (row, column))
+    parts = [f"all in {' of '.join(place.words for place, _ in reversed(where))}"] if where else []
     return ": " + ", ".join([*parts, *_holding(f, wrong, conditions), distance])
 
 

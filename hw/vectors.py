@@ -2,7 +2,7 @@
 
     pack/index.json            every case: name, operation, contract in prose, parameters, tensors with their sha256
     pack/*.safetensors         the tensors; equal ones of a file are stored once
-    pack/vectors_reader.py     100 lines of numpy that judge a kernel (a copy of `hw.vectors_reader`)
+    pack/vectors_reader.py     judges a kernel with numpy alone (a copy of `hw.vectors_reader`)
 
 The pack's hash is the sha256 over index.json and the tensor files in the order of their names, as
 

@@ -2,10 +2,12 @@
 
     python vectors_reader.py pack/                              list the cases
     python vectors_reader.py pack/ --kernel mymodule:function   call function(case, inputs) for each case
+    the same with --all   list the cases that are not run as well, and count them as failed
 
 `case` is the case's entry of index.json, `inputs` numpy arrays by name. The function returns the outputs by name, with
-the dtypes and shapes of the index, or None where it does not do this operation. Equality is bitwise, but any NaN of a
-float equals any other. Exit status: 0 if all that ran passed, else 1: also if none ran or the pack is damaged.
+the dtypes and shapes of the index (an outer may lack axes of length 1), or None: the case is "not run", never passed.
+Equality is bitwise, any NaN of a float equals any other. Exit status: 0 if all that ran passed, else 1: also if none
+ran or the pack is damaged.
 """
 
 import hashlib
@@ -42,9 +44,9 @@ def load(pack: str | Path) -> tuple[list[dict], dict[str, dict[str, np.ndarray]]
     try:
         index = json.loads(path.read_bytes())
         files = {name: tensors(path.with_name(name), entry) for name, entry in index["files"].items()}
-        for case in index["cases"]:
-            for entry in [*case["inputs"].values(), *case["outputs"].values()]:
-                files[entry["file"]][entry["tensor"]], case["name"], case["prose"]  # a KeyError if missing
+        for case in index["cases"]:  # a KeyError if anything is missing
+            case["name"], case["prose"]
+            [files[t["file"]][t["tensor"]] for part in ("inputs", "outputs") for t in case[part].values()]
     except OSError as error:
         raise BadPack(f"{error.filename} cannot be read: {error.strerror}") from None
     except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -52,8 +54,10 @@ def load(pack: str | Path) -> tuple[list[dict], dict[str, dict[str, np.ndarray]]
     return index["cases"], files
 
 
-def difference(got: np.ndarray, expected: np.ndarray, inputs: dict) -> str | None:
+def difference(got: np.ndarray, expected: np.ndarray, inputs: dict, name: str = "") -> str | None:
     """None, or the first difference of one output in words."""
+    if name == "outer" and got.squeeze().shape == expected.squeeze().shape:
+        got = got.reshape(expected.shape)
     if (got.dtype, got.shape) != (expected.dtype, expected.shape):
         return f"got {got.dtype} {list(got.shape)}, expected {expected.dtype} {list(expected.shape)}"
     e, g = (np.ascontiguousarray(x).view(f"u{x.itemsize}") for x in (expected, got))
@@ -70,7 +74,7 @@ def judge(kernel, case: dict, files: dict) -> list[str] | None:
     inputs, wanted = ({k: files[t["file"]][t["tensor"]] for k, t in case[p].items()} for p in ("inputs", "outputs"))
     try:
         got = kernel(case, {name: x.copy() for name, x in inputs.items()})
-        found = {k: difference(np.asarray(got[k]), x, inputs) for k, x in wanted.items() if got is not None}
+        found = {k: difference(np.asarray(got[k]), x, inputs, k) for k, x in wanted.items() if got is not None}
     except Exception as error:  # of the kernel under test: its other cases still run
         found = {"the kernel raised": repr(error)}
     lines = [f"{name}: {text}" for name, text in found.items() if text]
@@ -87,14 +91,18 @@ def main(pack: str, *options: str) -> bool | None:
         found = judge(kernel, case, files)
         verdict = "not run" if found is None else "FAILED" if found else "passed"
         count[verdict] += 1
-        print(f"{verdict:<8}{case['name']}", *(found or ()), sep="\n    ")
+        if verdict != "not run" or "--all" in options:
+            print(f"{verdict:<8}{case['name']}", *(found or ()), sep="\n    ")
     print(", ".join(f"{n} {verdict}" for verdict, n in count.items()))
-    return count["FAILED"] > 0 or not count["passed"]
+    return count["FAILED"] > 0 or not count["passed"] or (count["not run"] > 0 and "--all" in options)
 
 
 if __name__ == "__main__":
     try:
-        fits = len(sys.argv) == 2 or (len(sys.argv) == 4 and sys.argv[2] == "--kernel")
-        sys.exit(main(*sys.argv[1:]) if fits else __doc__)
+        pack, *options = sys.argv[1:] or ["--help"]
+        if "-h" in sys.argv or "--help" in sys.argv:
+            sys.exit(print(__doc__))
+        fits = not options or (options[0] == "--kernel" and len(options) > 1 and options[2:] in ([], ["--all"]))
+        sys.exit(main(pack, *options) if fits else __doc__)
     except BadPack as problem:
         sys.exit(f"vectors_reader: {problem}")

@@ -40,6 +40,36 @@ def nearest_plus_zero(scaled: Tensor, nan: int = 0) -> Tensor:
     return torch.where(torch.isnan(scaled), nan, codes).to(torch.uint8)
 
 
+def ties_to_zero(scaled: Tensor, element: Format = E2M1) -> Tensor:
+    """Codes of the nearest values, ties toward zero; every zero becomes +0, NaN 0."""
+    codes = nearest(torch.nextafter(scaled, torch.zeros_like(scaled)), element)
+    return torch.where((decode_tensor(codes, element) == 0) | torch.isnan(scaled), 0, codes).to(torch.uint8)
+
+
+def least_error(x: Tensor, step: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """E2M1 codes by a search: the first of 0, 0.5, .. 6 with the least |q step - |x||, rounded to `dtype`.
+
+    Ties go toward zero. So does what is so large that rounding makes the errors equal, and NaN. Every zero becomes +0.
+    """
+    size = x.abs()
+    codes, least = torch.zeros_like(x, dtype=torch.uint8), size
+    for code in range(1, E2M1.max_code + 1):
+        error = (E2M1.value(code) * step - size).to(dtype).to(torch.float32).abs()
+        better = error < least
+        codes = torch.where(better, code, codes)
+        least = torch.where(better, error, least)
+    return torch.where((x < 0) & (codes > 0), codes | 8, codes).to(torch.uint8)
+
+
+def rounded_logarithm(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """log2 of float32 `x`, rounded to float32 and then to `dtype`, as float32.
+
+    float64's own relative error, below 2^-48, decides nothing where whole and half exponents are told apart: no
+    float32 has a logarithm so near to where rounding to one of them begins.
+    """
+    return torch.log2(x.to(torch.float64)).to(torch.float32).to(dtype).to(torch.float32)
+
+
 def square(d: Tensor) -> Tensor:
     """d^2, rounded."""
     return d * d

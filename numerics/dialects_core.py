@@ -16,6 +16,7 @@ formula was read there and is checked against its bytes where it runs on a CPU.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,10 @@ from .dialects_layout import scale_values
 from .folding import partner
 from .formats import E4M3, Format
 from .partition import Partition
+from .subnormals import kept
+
+# how a dialect rounds an element between two codes: to the nearer one, with ties as named, or to the smaller magnitude
+ROUNDINGS = ("ties to even", "ties away from zero", "ties toward +infinity", "ties toward zero", "truncated")
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ class Dialect:
     """One public quantizer's rule.
 
     Args:
-        name: the key in `DIALECTS`. source: repository, file and function, or paper and section.
+        name: the key in `DIALECTS`. source: "owner/repository version, file, function", or paper and section.
         formats: names of the block formats that it makes. prose: its decisions in words.
         steps: (blocks, outer) -> Steps. decode: (element values, scale values, stored outer) -> values.
         direction: of the stored outer: "amax", "decode", "encode", or None without one.
@@ -119,8 +124,10 @@ class Dialect:
         nonfinite: how amax treats NaN and Inf: "propagate", "skip" (NaN is ignored, as by fmaxf), or "block" (a block
             that holds one is left out and marked).
         defined_nan: whether the code of a NaN element is a rule of the quantizer, and no accident of NaN's payload.
-        run: values along the axis that share an outer; None: the tensor.
-        scale_format: of the block scales; None: float32.
+        run: values along the axis that share an outer; None: the tensor, or with `rows` each row.
+        scale_format: of the block scales; None: float32. rows: whether every row (index of the other axes) has an outer
+            of its own.
+        rounding: of the elements, one of `ROUNDINGS`.
     """
 
     name: str
@@ -135,7 +142,16 @@ class Dialect:
     defined_nan: bool = True
     run: int | None = None
     scale_format: Format | None = field(default=E4M3)
+    rows: bool = False
+    rounding: str = "ties to even"
 
+    @property
+    def origin(self) -> tuple[str, str]:
+        """Repository and the version or commit that was read, or paper and its number."""
+        where, _, version = re.split("[,;:]", self.source)[0].partition(" ")
+        return where, version
+
+    @kept
     def quantize(self, x: Any, fmt: Any = None, axis: int = -1, outer: Any = None) -> Quantized:
         """The bytes that this quantizer makes of `x`.
 
@@ -165,6 +181,7 @@ class Dialect:
         stored = None if self.outer_of is None else unfolded_outer(factor.stored, axis, layout.block, self.run)
         return Quantized(folding.unfold(steps.codes), folding.scales(steps.scales), stored, layout.name, axis)
 
+    @kept
     def dequantize(self, q: Quantized) -> Tensor:
         """Values of what `quantize` made, float32, the shape of its codes, in this quantizer's order of products."""
         layout = LAYOUTS[q.fmt]
@@ -185,7 +202,8 @@ class Dialect:
         """The outer that the quantizer would store, shaped (..., n or 1, 1) like the blocks' amax; ones without one.
 
         `scope`: extents of the axes other than blocks and values, 1 where one outer serves all; None: one for the
-        tensor. A dialect with a `run` has one per run of blocks, repeated for each.
+        tensor. A dialect with `rows` has one per row whatever the scope, one with a `run` one per run of blocks,
+        repeated for each.
         """
         amax = blocks.amax
         if self.outer_of is None:
@@ -197,7 +215,7 @@ class Dialect:
             amax = _largest(runs, (-1,)).repeat_interleave(per_run, -2)[..., : blocks.amax.shape[-2], :]
         else:
             dims = range(amax.ndim - 2) if scope is None else [d for d, n in enumerate(scope) if n == 1]
-            amax = _largest(amax, (*dims, -2))
+            amax = _largest(amax, (-2,) if self.rows else (*dims, -2))
         return Outer(self.outer_of(amax, blocks.dtype), amax)
 
     def __str__(self) -> str:

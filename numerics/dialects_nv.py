@@ -8,6 +8,7 @@ what the stored outer is and how values are decoded stands in `dialects_orders`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -64,18 +65,47 @@ def divide_first(blocks: Blocks, s_enc: Tensor) -> Steps:
 
 
 def te_46(blocks: Blocks, amax: Tensor, bound: float, measure: Measure) -> Steps:
+    """Four over six of `NVFP4QuantizerRef`, scored by ((q * s) * A) / (6 * bound) - x."""
+    limit = const(amax, 6 * bound)
+    return six_or_four(
+        blocks, encode_scale(amax, 6 * bound), measure, nearest_plus_zero, lambda qs: (qs * amax) / limit - blocks.x
+    )
+
+
+def te_46_fast(blocks: Blocks, amax: Tensor, bound: float, measure: Measure) -> Steps:
+    """As `te_46`, scored in FP16: q * s, exact there, minus x * S_enc."""
+    s_enc = encode_scale(amax, 6 * bound)
+    return six_or_four(blocks, s_enc, measure, nearest_plus_zero, lambda qs: qs - blocks.x * s_enc)
+
+
+def flashinfer_46(blocks: Blocks, s_enc: Tensor, measure: Measure) -> Steps:
+    """FlashInfer's four over six with exact math, scored by (q * s) * (1 / S_enc) - x. A zero block is all zeros."""
+    decode = const(s_enc, 1.0) / s_enc
+    steps = six_or_four(blocks, s_enc, measure, nearest, lambda qs: qs * decode - blocks.x)
+    return replace(steps, codes=torch.where(blocks.amax == 0, 0, steps.codes).to(torch.uint8))
+
+
+def flashinfer_46_fast(blocks: Blocks, s_enc: Tensor, measure: Measure) -> Steps:
+    """As `flashinfer_46`, scored in FP16 by q * s - x * S_enc."""
+    steps = six_or_four(blocks, s_enc, measure, nearest, lambda qs: qs - blocks.x * s_enc)
+    return replace(steps, codes=torch.where(blocks.amax == 0, 0, steps.codes).to(torch.uint8))
+
+
+def six_or_four(
+    blocks: Blocks, s_enc: Tensor, measure: Measure, cast: Callable[[Tensor], Tensor], gap: Callable[[Tensor], Tensor]
+) -> Steps:
     """Four over six: base = (b / 6) * S_enc, s = e4m3(min(base or base * 1.5, 448)), elements as `te`.
 
-    The error of ((q * s) * A) / (6 * bound) - x is summed from the first value to the last; 4 only if smaller. The sums
-    of a tile's lines are added in halves: the first eight to the last eight, and so on.
+    The error of gap(q * s) is summed from the first value to the last; 4 only if smaller. The sums of a tile's lines
+    are added in halves: the first eight to the last eight, and so on.
     """
-    s_enc, limit = encode_scale(amax, 6 * bound), const(amax, 6 * bound)
-    base = (blocks.amax / const(amax, 6.0)) * s_enc
-    six, four = (_te_elements(blocks, r, s_enc, nearest_plus_zero) for r in (base, base * 1.5))
+    base = (blocks.amax / const(s_enc, 6.0)) * s_enc
+    six, four = (_te_elements(blocks, r, s_enc, cast) for r in (base, base * 1.5))
 
     def error(steps: Steps) -> Tensor:
-        inner = decode_tensor(steps.codes, E2M1) * decode_tensor(steps.scales, E4M3)
-        lines = measure((inner * amax) / limit - blocks.x).unflatten(-1, (-1, 16))
+        lines = measure(gap(decode_tensor(steps.codes, E2M1) * decode_tensor(steps.scales, E4M3))).unflatten(
+            -1, (-1, 16)
+        )
         return halves(one_by_one(lines).squeeze(-1), torch.add)
 
     return choose(error(four) < error(six), four, six)

@@ -30,6 +30,11 @@ def encode_factor(amax: Tensor, dtype: torch.dtype) -> Tensor:
     return (const(amax, 1.0) / amax) * const(amax, 2688.0)
 
 
+def te_encode(amax: Tensor, dtype: torch.dtype, outer_max: float) -> Tensor:
+    """S_enc of `encode_scale`."""
+    return encode_scale(amax, outer_max)
+
+
 def inverse_of_encode(amax: Tensor, dtype: torch.dtype) -> Tensor:
     """1 / S_enc, S_enc as the kernels of Transformer Engine guard it."""
     return const(amax, 1.0) / guarded_encode(amax)
@@ -87,6 +92,11 @@ def te_order_256(q: Tensor, s: Tensor, amax: Tensor) -> Tensor:
 def amax_last(q: Tensor, s: Tensor, amax: Tensor, limit: float) -> Tensor:
     """((q * s) * A) / limit."""
     return ((q * s) * amax) / const(amax, limit)
+
+
+def decode_last(q: Tensor, s: Tensor, amax: Tensor, outer_max: float) -> Tensor:
+    """q * (s * (A / outer_max))."""
+    return q * (s * (amax / const(amax, outer_max)))
 
 
 def inner_first(q: Tensor, s: Tensor, outer: Tensor) -> Tensor:

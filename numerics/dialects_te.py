@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -22,14 +23,17 @@ from .dialects_orders import (
 
 NVFP4 = ("NVFP4",)
 TILED = ("NVFP4", "NVFP4_2D")
-_CORE = "NVIDIA/TransformerEngine, transformer_engine/common/cast/nvfp4/"
-_REFERENCE = "NVIDIA/TransformerEngine, transformer_engine/pytorch/custom_recipes/reference_nvfp4.py, NVFP4QuantizerRef"
+_CORE = "NVIDIA/TransformerEngine {}, transformer_engine/common/cast/nvfp4/"
+_REFERENCE = (
+    "NVIDIA/TransformerEngine d0067d0, transformer_engine/pytorch/custom_recipes/reference_nvfp4.py, NVFP4QuantizerRef"
+)
 _AMAX = "the tensor's amax A itself; S_enc = min(2688 / A, FLT_MAX), 1 where A is infinite"
 _UNDERFLOW = "0x00, also where the scale underflows: elements then saturate and decode to signed zeros"
 _CAST = "ties to even, -0 becomes +0"
 _HARDWARE = "hardware cast: ties to even, -0 kept, NaN 7"
 _INF = "an infinity makes S_enc 1, its block's scale 448 and its own code 7"
 _POISON = "a NaN makes every scale NaN, every code 0; " + _INF
+_ROW_POISON = "a NaN makes every scale of its row NaN, every code 0; " + _INF
 _PASSED_OVER = "amax passes over NaN, whose code is 7; " + _INF
 _READ = "the kernel was read, not run"
 _CAPPED = "x * min(1 / (s * (1 / S_enc)), FLT_MAX)"
@@ -63,7 +67,7 @@ TE = Dialect(
 )
 TE_KERNEL = Dialect(
     "te_kernel",
-    _CORE + "core_nvfp4.cuh, compute_decoding_scaling_factor, since 2.15 (#2555)",
+    _CORE.format("d0067d0") + "core_nvfp4.cuh, compute_decoding_scaling_factor, since 2.15 (#2555)",
     TILED,
     Prose(_AMAX, _FORMULA, _UNDERFLOW, f"{_CAPPED}, {_HARDWARE}", _PASSED_OVER, _TE_DECODE, _READ),
     plain(nv.te_kernel),
@@ -74,7 +78,7 @@ TE_KERNEL = Dialect(
 )
 TE_BEFORE = Dialect(
     "te_before_2_15",
-    _CORE + "quantize_nvfp4.cuh and core_nvfp4.cuh, quantization_SF, before #2555",
+    _CORE.format("before 2.15 (#2555)") + "quantize_nvfp4.cuh and core_nvfp4.cuh, quantization_SF",
     TILED,
     Prose(
         _AMAX,
@@ -93,7 +97,8 @@ TE_BEFORE = Dialect(
 )
 TE_BEFORE_TRANSPOSE = Dialect(
     "te_before_2_15_transpose",
-    _CORE + "quantize_transpose_nvfp4.cuh and core_nvfp4.cuh, quantization_and_transposition_SF, before #2555",
+    _CORE.format("before 2.15 (#2555)")
+    + "quantize_transpose_nvfp4.cuh and core_nvfp4.cuh, quantization_and_transposition_SF",
     TILED,
     Prose(_AMAX, "e4m3((b / 6) * S_enc)", _UNDERFLOW, f"{_CAPPED}, {_HARDWARE}", _PASSED_OVER, _TE_DECODE, _READ),
     plain(_transposing),
@@ -122,11 +127,23 @@ APP_B = Dialect(
 )
 
 
-def _four_over_six(name: str, bound: float, measure: Callable[[Tensor], Tensor], words: str) -> Dialect:
-    outer_max = 6 * bound
+TE_ROW = replace(
+    TE,
+    name="te_row",
+    source=_REFERENCE + ", row_scaled_nvfp4",
+    formats=NVFP4,
+    prose=replace(TE.prose, outer=_AMAX.replace("the tensor's amax", "each row's amax"), nonfinite=_ROW_POISON),
+    rows=True,
+)
+
+
+def _four_over_six(name: str, bound: float, measure: Callable[[Tensor], Tensor], words: str, fast: bool) -> Dialect:
+    outer_max, scored = 6 * bound, "q * s (FP16) with x * S_enc" if fast else f"((q * s) * A) / {6 * bound:g} with x"
     return Dialect(
         name,
-        _REFERENCE + ", nvfp4_use_4over6; common/cast/nvfp4/quantize_4over6_nvfp4.cuh",
+        _REFERENCE
+        + f", nvfp4_use_4over6{', nvfp4_4over6_err_use_fast_math' if fast else ''}; "
+        + "common/cast/nvfp4/quantize_4over6_nvfp4.cuh",
         TILED,
         Prose(
             f"the tensor's amax A itself; S_enc = min({outer_max:g} / A, FLT_MAX)",
@@ -134,23 +151,27 @@ def _four_over_six(name: str, bound: float, measure: Callable[[Tensor], Tensor],
             _UNDERFLOW,
             f"{_CAPPED}, cast by comparisons: {_CAST}",
             _POISON,
-            f"q * ((s * A) * fl(1/{outer_max:g})); the choice compares ((q * s) * A) / {outer_max:g} with x",
+            f"q * ((s * A) * fl(1/{outer_max:g})); the choice compares {scored}",
         ),
-        plain(partial(nv.te_46, bound=bound, measure=measure)),
+        plain(partial(nv.te_46_fast if fast else nv.te_46, bound=bound, measure=measure)),
         te_order_256 if bound == 256 else te_order,
         "amax",
         the_amax,
     )
 
 
+_MAE = "errors, from the first value to the last"
+_MSE = "squared errors, from the first value to the last"
 FAMILY: tuple[Dialect, ...] = (
     TE,
     TE_KERNEL,
     TE_BEFORE,
     TE_BEFORE_TRANSPOSE,
+    TE_ROW,
     APP_B,
-    _four_over_six("te_46", 256.0, torch.abs, "errors, from the first value to the last (the default, MAE)"),
-    _four_over_six("te_46_mse", 256.0, square, "squared errors, from the first value to the last"),
-    _four_over_six("te_46_448", 448.0, torch.abs, "errors, from the first value to the last"),
-    _four_over_six("te_46_mse_448", 448.0, square, "squared errors, from the first value to the last"),
+    _four_over_six("te_46", 256.0, torch.abs, _MAE + " (the default, MAE)", False),
+    _four_over_six("te_46_mse", 256.0, square, _MSE, False),
+    _four_over_six("te_46_448", 448.0, torch.abs, _MAE, False),
+    _four_over_six("te_46_mse_448", 448.0, square, _MSE, False),
+    _four_over_six("te_46_fast", 256.0, torch.abs, _MAE, True),
 )

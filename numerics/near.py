@@ -33,7 +33,13 @@ ALIASES = {
     "tk": "thunderkittens",
     "ocp": "ocp_floor",
     "floor": "ocp_floor",
-    "microxcaling": "ocp_floor",
+    "gptoss": "triton_up",
+    "tritonkernels": "triton_up",
+    "llamacpp": "ggml_mxfp4",
+    "mlx": "mlx_nvfp4",
+    "amdquark": "quark",
+    "deepgemm": "deepgemm_fp8",
+    "deepseek": "deepgemm_fp8",
     "ceil": "rceil",
 }
 

