@@ -45,19 +45,8 @@ def rounded_guesses(s: Sample, bases: list[Base]) -> Iterator[Guess]:
 
 def scale_guesses(s: Sample, bases: list[Base]) -> Iterator[Guess]:
     """What else may have gone wrong with them."""
-    families = (
-        _moved,
-        _maxima,
-        outer_guesses,
-        _before_rotation,
-        _bytes,
-        _shifted,
-        _shortened,
-        _inverses,
-        _divided,
-        _stale,
-    )
-    for family in (*families, solved_outers):
+    simple = (_moved, _maxima, outer_guesses, _before_rotation, _bytes, _shifted)
+    for family in (*simple, _shortened, _divided, _inverses, _stale, solved_outers):
         for base in bases:
             yield from family(s, *base)
 
