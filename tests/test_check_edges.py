@@ -113,7 +113,7 @@ def test_stochastic_rounding_of_ties_is_told():
 @pytest.mark.parametrize("fmt", [nm.NVFP4, nm.MXFP8, nm.MXFP4], ids=lambda fmt: fmt.name)
 def test_one_wrong_code_in_a_small_tensor_is_not_chance(fmt: nm.BlockFormat):
     d = dump_of(X[:2, :32], fmt)
-    for place in range(32):
+    for place in range(0, 32, 5):
         codes = d["codes"].clone()
         codes[1, place] ^= 1
         report = check(d | {"codes": codes})
