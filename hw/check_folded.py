@@ -69,7 +69,7 @@ class Folded:
         if key not in self.memo:
             made = self.blocks(dialect)
             made = made if cut is None else replace(made, amax=cut(made.amax))
-            self.memo[key] = dialect.own_outer(made, self.scope(dialect))
+            self.memo[key] = dialect.own_outer(made, self.scope(dialect), self.case.experts)
         return self.memo[key]
 
     def scope(self, dialect: Dialect) -> tuple[int, ...] | None:

@@ -228,7 +228,7 @@ def not_finite(f: Folded, law: ScaleLaw) -> list[str]:
         return []
     made = d.blocks(f.x.flatten(-2), f.case.layout.per_scale, f.case.layout.element)
     blocks = replace(made, dtype=f.case.x.dtype)
-    for outer in (law.outer, d.own_outer(blocks, f.scope(d))):
+    for outer in (law.outer, d.own_outer(blocks, f.scope(d), f.case.experts)):
         steps = d.steps(blocks, outer)
         codes = (steps.codes != f.codes) & f.real & (d.defined_nan | ~torch.isnan(steps.scaled))
         scales = which_differ(steps.scales, f.scales, f.case.scale_format)

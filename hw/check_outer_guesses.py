@@ -43,23 +43,37 @@ def outer_guesses(s: Sample, d: Dialect, outer: Outer) -> Iterator[Guess]:
 def other_outers(f: Folded, d: Dialect, outer: Outer) -> Iterator[tuple[str, Outer]]:
     """(fault, outer scale) of those that have one per expert, row or run."""
     assert d.outer_of is not None
-    t, per_run = outer.stored, 1 if d.run is None else d.run // f.x.shape[-1]
-    for axis, what in AXES.items():
-        n = t.shape[axis] if t.ndim >= -axis else 1
-        if n == 1:
-            continue
-        step = per_run if what == "run" else 1
-        for by in (step, -step):
-            yield (
-                f"the outer scale of each {what} is that of its {what} {-by // step:+d}",
-                Outer(t.roll(by, axis), None),
-            )
+    for axis, what, first in _owners(f, d, outer.stored):
+        t, n = outer.stored, len(first)
+        owner = torch.bucketize(torch.arange(t.shape[axis]), first, right=True) - 1  # which of them an entry belongs to
+        offset = torch.arange(t.shape[axis]) - first[owner]
+
+        def of(which: Tensor, t: Tensor = t, axis: int = axis, first: Tensor = first, offset: Tensor = offset) -> Outer:
+            """With the entries of other owners; the last of them is as short as it is."""
+            at = torch.minimum(first[which] + offset, torch.tensor(t.shape[axis] - 1))
+            return Outer(t.index_select(axis, at), None)
+
+        for step in (-1, 1):
+            yield f"the outer scale of each {what} is that of its {what} {step:+d}", of((owner + step) % n)
         if n > 2 and n % 2 == 0:
-            yield f"the outer scales of the two halves of the {what}s are exchanged", Outer(t.roll(n // 2, axis), None)
-        yield f"the outer scale of {what} 0 is used for all {what}s", Outer(t.narrow(axis, 0, 1).expand_as(t), None)
+            yield f"the outer scales of the two halves of the {what}s are exchanged", of((owner + n // 2) % n)
+        yield f"the outer scale of {what} 0 is used for all {what}s", of(owner * 0)
         if outer.amax is not None:
             largest = d.outer_of(outer.amax.amax(axis, keepdim=True), f.case.x.dtype).expand_as(t)
             yield f"one outer scale is used for all {what}s, that of the largest value", Outer(largest, None)
+
+
+def _owners(f: Folded, d: Dialect, stored: Tensor) -> Iterator[tuple[int, str, Tensor]]:
+    """(axis, what has an outer scale of its own along it, where each begins)."""
+    for axis, what in AXES.items():
+        n = stored.shape[axis] if stored.ndim >= -axis else 1
+        if n == 1:
+            continue
+        if what == "row" and f.case.experts is not None:
+            offsets = torch.tensor(f.case.experts)
+            yield axis, "expert", offsets[:-1][offsets.diff() > 0]  # but those without rows
+        else:
+            yield axis, what, torch.arange(0, n, d.run // f.x.shape[-1] if what == "run" and d.run else 1)
 
 
 # ---- outer scales that are solved for --------------------------------------------------------------------------------
@@ -117,6 +131,10 @@ def parts(f: Folded) -> Iterator[tuple[tuple[str, ...], Tensor]]:
     if len(lead) > 2:
         n = lead[-3]
         yield tuple(f"expert {e}" for e in range(n)), torch.arange(n).view(-1, 1, 1, 1)
+    if f.case.experts is not None:
+        offsets = torch.tensor(f.case.experts)
+        ids = torch.bucketize(torch.arange(lead[-2]), offsets[1:-1], right=True)
+        yield tuple(f"expert {e}" for e in range(len(offsets) - 1)), ids.view(-1, 1, 1)
 
 
 def _bounds(f: Folded, d: Dialect, outer: Outer, ids: Tensor) -> tuple[Tensor, Tensor]:
