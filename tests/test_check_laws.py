@@ -31,6 +31,7 @@ Dump = dict[str, torch.Tensor]
 G = torch.Generator().manual_seed(5)
 X = torch.randn(32, 256, generator=G)
 HEAVY = X * torch.exp(2 * torch.randn(32, 256, generator=G))
+UNEVEN = (X.view(32, 8, 32) * torch.exp2(torch.randint(-6, 7, (32, 8, 1), generator=G).float())).flatten(-2)
 OUTER = np.float32(X.abs().max() / 2688)
 ROWS = np.arange(32)[:, None]
 
@@ -242,7 +243,7 @@ MX_LAWS: dict[str, tuple[Callable[[], Dump], str]] = {
         ),
         "the reciprocal of 448 is rounded to bfloat16, then block maxima are multiplied by it",
     ),
-    "reciprocal bytes": (lambda: scales_as(mx(X), lambda c: 254 - c), "scales are stored as their reciprocals"),
+    "reciprocal bytes": (lambda: scales_as(mx(UNEVEN), lambda c: 254 - c), "scales are stored as their reciprocals"),
     "twice": (lambda: mx(X, divisor=224.0), "every scale byte is +1 from that of rceil, 2 times as much"),
 }
 LAWS: dict[str, tuple[Callable[[], Dump], str]] = {
