@@ -26,7 +26,7 @@ from numerics.dialects_core import LAYOUTS
 from numerics.near import did_you_mean
 from numerics.scales import DIALECTS, Identification
 
-from .check_case import UNLIKE, Case, cases
+from .check_case import LIES, UNLIKE, Case, cases, with_tiles
 from .check_codes import CodeLaw, code_laws, other_signs, tie_distance
 from .check_dump import Dump, dump_of, read
 from .check_folder import check_folder
@@ -54,7 +54,7 @@ class CheckConfig:
     contract: str | None = None
     """A dialect that the bytes must be those of, such as te or fourbit; any will do if left out."""
     scale_layout: str | None = None
-    """row-major or swizzled: what the scales must be; either will do if left out."""
+    """row-major, transposed, swizzled (128x4) or 8x4: how the scales must lie; any will do if left out."""
     against: Path | None = None
     """Of a checkpoint: the folder that it was quantized from."""
     out: Path | None = None
@@ -75,7 +75,7 @@ def check(
         fmt: name of a block format, any case; None: the one that the bytes are like.
         axis: of x, along which blocks run: one of the last two.
         contract: a name in `nm.scales.DIALECTS` that the bytes must satisfy; None: any.
-        scale_layout: "row-major" or "swizzled"; None: either.
+        scale_layout: "row-major", "transposed", "swizzled" (128x4), "8x4"; None: any.
 
     Returns: a Report: true if a contract is satisfied; `str` of it is the answer in words.
 
@@ -86,9 +86,9 @@ def check(
     name = None if fmt is None else _format(fmt)
     if contract is not None and contract not in list(DIALECTS):  # a list also takes what cannot be a key
         raise ValueError(f"contract={contract!r}: use one of {', '.join(DIALECTS)}{did_you_mean(contract, DIALECTS)}")
-    if scale_layout not in (None, "row-major", "swizzled"):
-        raise ValueError(f"scale_layout={scale_layout!r}: use 'row-major' or 'swizzled', or leave it out")
-    dump = dump_of(tensors)
+    if scale_layout is not None and scale_layout not in list(LIES):
+        raise ValueError(f"scale_layout={scale_layout!r}: use one of {', '.join(LIES)}, or leave it out")
+    dump = dump_of(tensors, axis)
     if dump.is_product:
         asked = {"axis": axis if axis != -1 else None, "contract": contract, "scale_layout": scale_layout}
         for key, value in asked.items():
@@ -134,24 +134,24 @@ class _Judged:
 
 
 def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, scale_layout: str | None) -> Report:
-    found = _cases(dump, fmt, axis, contract)
+    found = _cases(dump, fmt, axis, contract, scale_layout)
     judged: list[_Judged] = []
     for case in found:
-        judged.append(_with_values(_judge(case, case.outer, contract), dump, axis))
-        if judged[-1].missed == (0, 0):
+        judged.append(_with_values(_judge(case, case.scope.outer, contract), dump, axis))
+        if judged[-1].missed == (0, 0) and contract in (None, *judged[-1].names):
             break
     best = _best(judged)
     if best.case.error > UNLIKE and best.scales and best.codes and best.scales.count and best.codes.count:
         text = f"the codes do not resemble x in any layout; the best, {', '.join(found[0].words)}, has an error of"
         text = f"{text} {found[0].error:.2f} of x's energy, and no law makes them: they are of another tensor"
         return Report(found[0].layout.name, (), (), (f"{text}, or out of place",))
-    return _report(best, scale_layout)
+    return _report(best)
 
 
 def _best(judged: list[_Judged]) -> _Judged:
     """The reading that explains the most. One that leaves out scale bytes that are not zero, as padding, comes after
     one that reads them all and explains half of the bytes."""
-    best = min(judged, key=lambda j: (*j.missed, j.case.unread))
+    best = min(judged, key=lambda j: (*j.missed, j.contract not in (None, *j.names), j.case.unread))
     whole = [j for j in judged if not j.case.unread and not j.case.faults and 2 * j.missed[0] < j.case.codes.numel()]
     return min(whole, key=lambda j: j.missed) if best.case.unread and whole else best
 
@@ -164,14 +164,14 @@ def _with_values(j: _Judged, dump: Dump, axis: int) -> _Judged:
     return replace(j, values=judge_values(dump, j.folded, [j.outer.meaning, *others], axis))
 
 
-def _cases(dump: Dump, fmt: str | None, axis: int, contract: str | None) -> list[Case]:
+def _cases(dump: Dump, fmt: str | None, axis: int, contract: str | None, scale_layout: str | None) -> list[Case]:
     """Readings of the dump, in the formats that the contract makes if the shapes allow any of them."""
     if fmt is None and contract is not None:
         try:
-            return cases(dump, DIALECTS[contract].formats, axis)
+            return cases(dump, DIALECTS[contract].formats, axis, scale_layout)
         except ValueError:
             pass  # then it is said which formats it makes
-    return cases(dump, None if fmt is None else (fmt,), axis)
+    return cases(dump, None if fmt is None else with_tiles(fmt), axis, scale_layout)
 
 
 def _judge(case: Case, outer: Tensor | None, contract: str | None) -> _Judged:
@@ -211,17 +211,20 @@ def _identify(case: Case, outer: Tensor | None) -> Identification:
     names = [d.name for d in DIALECTS.values() if case.layout.name in d.formats]
     bar = tqdm(names, "dialects", leave=False, disable=case.codes.numel() < BAR)
     of = [
-        nm.scales.identify(case.x, case.codes, case.scales, outer, case.layout.name, dialects=name, real=case.mask)
+        nm.scales.identify(
+            *(case.x, case.codes, case.scales, outer, case.layout.name),
+            dialects=name,
+            real=case.mask,
+            experts=case.experts,
+        )
         for name in bar
     ]
     verdicts = sorted((v for one in of for v in one), key=lambda v: v.scales * case.layout.per_scale + v.codes)
     return Identification(case.layout, of[0].scales, of[0].codes, tuple(verdicts))
 
 
-def _report(j: _Judged, scale_layout: str | None) -> Report:
+def _report(j: _Judged) -> Report:
     case, facts, faults = j.case, list(j.case.words[1:]), list(j.case.faults)
-    if scale_layout is not None and not any(_lies(w, scale_layout) for w in case.words):
-        faults.append(f"the scales are not {scale_layout}, as they should be")
     told, wrong = _laws(j) if j.scales else ([], [])
     told, wrong = [*told, *j.outer.facts], [*wrong, *j.outer.faults]
     if j.contract is not None and j.contract not in j.names and not (j.scales and (faults or wrong)):
@@ -247,10 +250,6 @@ def _beside(found: Identification, contract: str) -> str:
     if verdict.same:
         return f"codes and scales are, but it stores another outer scale: {d.prose.outer}"
     return f"{verdict.scales:,} scales and {verdict.codes:,} codes differ; {verdict.first}"
-
-
-def _lies(words: str, scale_layout: str) -> bool:
-    return words.startswith("scales ") and scale_layout in words
 
 
 def _laws(j: _Judged) -> tuple[list[str], list[str]]:

@@ -137,7 +137,7 @@ class Folded:
     def own(self, dialect: Dialect, narrow: torch.dtype | None = None) -> Outer:
         """The outer scale that a dialect would derive from x."""
         if self.whole is None:
-            return dialect.own_outer(self.blocks(dialect, narrow), self.scope(dialect))
+            return dialect.own_outer(self.blocks(dialect, narrow), self.scope(dialect), self.case.experts)
         own, rows = self.whole.own(dialect, narrow), self.x.shape[-3]
         return Outer(_head(own.stored, rows), None if own.amax is None else _head(own.amax, rows))
 
@@ -274,7 +274,7 @@ def not_finite(f: Folded, law: ScaleLaw) -> list[str]:
         return []
     made = d.blocks(f.x.flatten(-2), f.case.layout.per_scale, f.case.layout.element)
     blocks = replace(made, dtype=f.case.x.dtype)
-    for outer in (law.outer, d.own_outer(blocks, f.scope(d))):
+    for outer in (law.outer, d.own_outer(blocks, f.scope(d), f.case.experts)):
         steps = d.steps(blocks, outer)
         codes = (steps.codes != f.codes) & f.real & (d.defined_nan | ~torch.isnan(steps.scaled))
         scales = scales_differ(steps.scales, f.scales, f.case.scale_format)
