@@ -240,7 +240,9 @@ COMMANDS: dict[str, Command] = {
     "census": Command(
         "compile every kernel for Blackwell and Hopper, without a GPU, and judge its machine code", _census
     ),
-    "check": Command("say which quantizer made the bytes of a dump, or what is wrong with them", _check),
+    "check": Command(
+        "say which quantizer made a dump, or what is wrong with it or with a quantized checkpoint", _check
+    ),
     "dialects": Command("print the table of public quantizers: bytes, NaN, ties, error, source", _dialects),
     "vectors": Command("write the conformance pack: golden vectors that need nothing else of fourbit", _vectors),
     "bench": Command(
@@ -296,7 +298,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt as error:
-        told = str(error) or "interrupted; the same command continues a run from its last checkpoint"
+        told = str(error) or "interrupted; the same command continues a run from its last checkpoint, if there is one"
         print(f"fourbit: {told}", file=sys.stderr)
         return int(getattr(error, "code", 130))  # a run says what it has saved, and which signal came
     except Exception as error:
