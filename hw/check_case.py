@@ -332,7 +332,6 @@ def _error(x: Tensor, value: Tensor) -> float:
     largest = x.abs().amax(-1, keepdim=True)
     x = x / torch.where(largest > 0, largest, 1.0)
     dot, norms = (x * value).sum(-1), x.square().sum(-1) * value.square().sum(-1)
-    both_zero = (x == 0).all(-1) & (value == 0).all(-1)
     cosine = torch.where(norms > 0, dot.abs() * dot / torch.where(norms > 0, norms, 1.0), 0.0)
-    held = (1 - cosine)[~both_zero]  # rows of zeros, padding among them, say nothing
+    held = (1 - cosine)[(x != 0).any(-1)]  # rows of zeros, padding among them, say nothing: an outer may be 0
     return float(held.mean()) if held.numel() else 0.0
