@@ -309,8 +309,8 @@ def _errors(x: Tensor, codes: list[Tensor], scales: list[Tensor], layout: Layout
 
 def _error(x: Tensor, value: Tensor) -> float:
     """The error of the module's docstring."""
-    usable = torch.isfinite(x) & torch.isfinite(value)
-    x, value = (torch.where(usable, t, 0.0) for t in (x, value))
+    finite = torch.isfinite(x)
+    x, value = torch.where(finite, x, 0.0), torch.where(finite & torch.isfinite(value), value, 0.0)
     largest = x.abs().amax(-1, keepdim=True)
     x = x / torch.where(largest > 0, largest, 1.0)
     dot, norms = (x * value).sum(-1), x.square().sum(-1) * value.square().sum(-1)

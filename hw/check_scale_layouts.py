@@ -26,7 +26,7 @@ import numerics as nm
 from numerics import layout as layouts
 from numerics.dialects_layout import LAYOUTS, Layout
 
-from .check_layouts import PADS, Reading, cut, padded
+from .check_layouts import PADS, Reading, bytes_of, cut, padded
 
 Pads = tuple[tuple[int, ...], tuple[int, ...]]  # multiples for rows and for columns
 WORDS = (1, 4)  # of FP8 blocks' scales: 16 bytes of float32, or four in an int32
@@ -105,14 +105,16 @@ def _numbers(scales: Tensor, layout: Layout) -> Iterator[_Numbers]:
 
 
 def _bytes(scales: Tensor) -> Iterator[tuple[str, str | None, Tensor]]:
-    """(words, fault, bytes): themselves, or the four of each int32, which lie along k."""
-    if scales.dtype != torch.int32:
+    """(words, fault, bytes): themselves, one in each int32, or four in each, which lie along k."""
+    if scales.dtype == torch.uint8:
         yield "", None, scales
         return
+    if scales.numel() and -128 <= int(scales.min()) <= int(scales.max()) <= 255:
+        yield "", None, scales.bitwise_and(255).to(torch.uint8)
     for turned, t in (("", scales), (", transposed", scales.mT if scales.ndim > 1 else None)):
         if t is None:
             continue
-        one = t.contiguous().view(torch.uint8)
+        one = bytes_of(t)
         yield f"{turned}, four bytes in an int32, the first in the lowest", None, one
         other = one.unflatten(-1, (-1, 4)).flip(-1).flatten(-2)
         fault = "the four scales of each int32 are in the wrong byte order: the first must be the lowest byte"
