@@ -186,7 +186,9 @@ def _of_layout(dump: Dump, layout: Layout, x: Tensor, turned: bool, asked: str |
         except ValueError as error:
             told = told or error
             continue
+        called, key = dump.keys.get("outer", ("", None))
         for scope in scopes_found:
+            scope = replace(scope, called=called, direction=None if key is None else key.direction)
             found += _read(_Ways(dump, layout, x, cut, scope, asked, turned), codes, scales)
     if not found:
         raise told or ValueError("the dump has no groups")
