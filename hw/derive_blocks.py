@@ -35,6 +35,12 @@ class Source:
         """The operand that the emulation makes of it."""
         return ops.quantize_tokens(self.values, self.cast, self.random, self.groups, self.axis)
 
+    def codes(self, rounding: str) -> Tensor:
+        """The codes with another rounding of the elements, by name."""
+        q = replace(self, cast=replace(self.cast, rounding=nm.Rounding[rounding]), random=None).quantized()
+        assert isinstance(q, nm.BlockTensor)
+        return q.codes
+
     def law(self, q: nm.BlockTensor, scale_at: At) -> Law:
         """The rule of `q`, which was made of it, and the block of one scale as the rule sees it."""
         seen: list[Block] = []
