@@ -56,6 +56,8 @@ class Case:
             entries of scales that are not zero and that this reading leaves out. by_tiles: whether the rows of tiles
             have one scale although their largest values differ, and tiles have several.
         words: how it was read. faults: what is wrong with lying or being cut so. error: see above.
+        before: like x, before a Hadamard transform; None without one. dtypes: of the dump's floating-point tensors.
+        turned: whether the dump's x was transposed, so that a row here is a column there.
     """
 
     layout: Layout
@@ -70,6 +72,9 @@ class Case:
     error: float
     unread: int
     by_tiles: bool
+    before: Tensor | None = None
+    dtypes: frozenset[torch.dtype] = frozenset()
+    turned: bool = False
 
     @property
     def scale_format(self) -> nm.Format | None:
@@ -146,13 +151,14 @@ def cases(dump: Dump, formats: tuple[str, ...] | None, axis: int, scale_layout: 
 
 
 def _unlike(sound: list[Case]) -> list[Case]:
-    """Of each format the usual reading, or one that is clearly more like x; the most like x first."""
-    chosen: dict[str, Case] = {}
+    """Of each format the usual reading, and one that is clearly more like x; the most like x first."""
+    usual: dict[str, Case] = {}
+    better: dict[str, Case] = {}
     for case in sound:
-        usual = chosen.setdefault(case.layout.name, case)
-        if case.error < CLEARLY * usual.error:
-            chosen[case.layout.name] = case
-    return sorted(chosen.values(), key=lambda case: case.error)
+        first = usual.setdefault(case.layout.name, case)
+        if case.error < CLEARLY * better.get(case.layout.name, first).error:
+            better[case.layout.name] = case
+    return sorted([*better.values(), *usual.values()], key=lambda case: case.error)
 
 
 def _layouts(formats: tuple[str, ...] | None, x: Tensor) -> list[Layout]:
@@ -180,7 +186,7 @@ def _of_layout(dump: Dump, layout: Layout, x: Tensor, turned: bool, asked: str |
             told = told or error
             continue
         for scope in scopes_found:
-            found += _read(_Ways(dump, layout, x, cut, scope, asked), codes, scales)
+            found += _read(_Ways(dump, layout, x, cut, scope, asked, turned), codes, scales)
     if not found:
         raise told or ValueError("the dump has no groups")
     return found
@@ -188,7 +194,7 @@ def _of_layout(dump: Dump, layout: Layout, x: Tensor, turned: bool, asked: str |
 
 @dataclass(frozen=True)
 class _Ways:
-    """What the cases of one format, cut and scope share. asked: how scales must lie, or None."""
+    """What the cases of one format, cut and scope share. asked: how scales must lie, or None. turned: see `Case`."""
 
     dump: Dump
     layout: Layout
@@ -196,6 +202,7 @@ class _Ways:
     cut: Cut
     scope: Scope
     asked: str | None
+    turned: bool
 
 
 def _read(w: _Ways, codes: list[Reading], scales: list[Reading]) -> Iterator[Case]:
@@ -204,6 +211,7 @@ def _read(w: _Ways, codes: list[Reading], scales: list[Reading]) -> Iterator[Cas
     spread = [(c, _whole(c.tensor, partition, layout), stale_codes(c, layout.element)) for c in codes]
     for domain, bad_domain, rotated in _domains(w.x, w.dump.get("signs"), layout):
         target = _whole(rotated, partition, layout)
+        before = None if rotated is w.x else _whole(w.x, partition, layout)
         uneven = layout.tile > 1 and _uneven(target, layout)
         errors = _errors(target, [t for _, t, _ in spread], [s.tensor for s in scales], layout)
         for ((c, t, beyond), s), error in zip(product(spread, scales), errors, strict=True):
@@ -224,6 +232,9 @@ def _read(w: _Ways, codes: list[Reading], scales: list[Reading]) -> Iterator[Cas
                 error,
                 s.unread,
                 uneven and bool((s.tensor != s.tensor.flatten()[:1]).any()),
+                before,
+                frozenset(t.dtype for t in w.dump.tensors.values() if t.is_floating_point()),
+                w.turned,
             )
 
 
