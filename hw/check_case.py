@@ -5,8 +5,9 @@ factor (an outer scale, perhaps one per row),
 
     error = mean over rows but zeros of 1 - <x_r, v_r>^2 / (|x_r|^2 |v_r|^2)        v: code value times block scale
 
-is about 0.01 for E2M1 and 0.001 for E4M3 where everything is read rightly; with tiles r is a row of tiles. Of the
-readings whose error is least, or close to it, `check` takes the one that leaves the fewest bytes unexplained.
+is about 0.01 for E2M1 and 0.001 for E4M3 where everything is read rightly; with tiles r is a row or a row of tiles,
+whichever is more alike. Of the readings whose error is least, or close to it, `check` takes the one that leaves the
+fewest bytes unexplained.
 """
 
 from __future__ import annotations
@@ -185,7 +186,9 @@ def _of_layout(dump: Dump, layout: Layout, x: Tensor, turned: bool, asked: str |
         except ValueError as error:
             told = told or error
             continue
+        called, key = dump.keys.get("outer", ("", None))
         for scope in scopes_found:
+            scope = replace(scope, called=called, direction=None if key is None else key.direction)
             found += _read(_Ways(dump, layout, x, cut, scope, asked, turned), codes, scales)
     if not found:
         raise told or ValueError("the dump has no groups")
@@ -310,18 +313,20 @@ def _errors(x: Tensor, codes: list[Tensor], scales: list[Tensor], layout: Layout
     lines, tile = x.flatten(0, -2), layout.tile
     bands = torch.arange(0, len(lines) // tile, max(1, len(lines) // max(SAMPLE, tile)))
     rows = (bands.unsqueeze(-1) * tile + torch.arange(tile)).flatten()
-    x = lines[rows].to(torch.float64).view(len(bands), -1)
+    x = lines[rows].to(torch.float64)
     decoded = [scale_values(s.flatten(0, -2)[rows // tile], layout.scale).to(torch.float64) for s in scales]
     for c in codes:
         element = nm.decode(c.flatten(0, -2)[rows], layout.element).to(torch.float64)
         for scale in decoded:
-            yield _error(x, (element * scale.repeat_interleave(layout.block, -1)).view(x.shape))
+            value = element * scale.repeat_interleave(layout.block, -1)
+            errors = [_error(x.view(len(bands), -1), value.view(len(bands), -1))]
+            yield min([*errors, _error(x, value)]) if tile > 1 else errors[0]
 
 
 def _error(x: Tensor, value: Tensor) -> float:
     """The error of the module's docstring."""
-    usable = torch.isfinite(x) & torch.isfinite(value)
-    x, value = (torch.where(usable, t, 0.0) for t in (x, value))
+    finite = torch.isfinite(x)
+    x, value = torch.where(finite, x, 0.0), torch.where(finite & torch.isfinite(value), value, 0.0)
     largest = x.abs().amax(-1, keepdim=True)
     x = x / torch.where(largest > 0, largest, 1.0)
     dot, norms = (x * value).sum(-1), x.square().sum(-1) * value.square().sum(-1)

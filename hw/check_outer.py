@@ -146,6 +146,27 @@ def _alike(a: Tensor, b: Tensor) -> Tensor:
     return torch.isclose(*torch.broadcast_tensors(a, b), rtol=0.0, atol=0.0, equal_nan=True)
 
 
+STORED = {"decode": "a factor to multiply by", "encode": "a factor to divide by", "amax": "the largest magnitude"}
+
+
+def as_called(m: Meaning, f: Folded) -> list[str]:
+    """The fault of an outer whose name in the dump says that it is stored in another direction than it is."""
+    scope, outer = f.case.scope, f.outer
+    if scope.direction is None or outer is None or m.dialect.direction is None:
+        return []
+    one = torch.ones(1, dtype=torch.float64)
+    factor = m.dialect.decode(one, one, m.outer.to(torch.float64))
+    ways = {"decode": [factor], "encode": [1 / factor], "amax": [factor * 2688, factor * 1536]}
+    found = [
+        direction
+        for direction, values in ways.items()
+        if any(bool(torch.isclose(outer.to(torch.float64), t, rtol=1e-4, atol=0.0).all()) for t in values)
+    ]
+    if not found or scope.direction in found:
+        return []
+    return [f"the outer scale is called {scope.called!r}, {STORED[scope.direction]}, but {STORED[found[0]]} is stored"]
+
+
 def upside_down(d: Dialect, f: Folded) -> bool:
     """Whether what is stored is 1 over what a dialect would store."""
     assert f.outer is not None
