@@ -298,7 +298,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt as error:
-        told = str(error) or "interrupted; the same command continues a run from its last checkpoint"
+        told = str(error) or "interrupted; the same command continues a run from its last checkpoint, if there is one"
         print(f"fourbit: {told}", file=sys.stderr)
         return int(getattr(error, "code", 130))  # a run says what it has saved, and which signal came
     except Exception as error:

@@ -27,11 +27,13 @@ from numerics.near import did_you_mean
 from numerics.scales import DIALECTS, Identification
 
 from .check_case import LIES, UNLIKE, Case, cases, with_tiles
-from .check_codes import CodeLaw, code_laws, other_signs, tie_distance
+from .check_codes import CodeLaw, code_laws
+from .check_differ import codes_words, reasons, scales_words
 from .check_dump import Dump, dump_of, read
+from .check_folded import Folded
 from .check_folder import check_folder
-from .check_laws import Folded, ScaleLaw, scale_laws, shortlist
-from .check_outer import Judgement, judge_outer, of_law
+from .check_laws import ScaleLaw, scale_laws
+from .check_outer import Judgement, as_called, judge_outer, of_law
 from .check_products import judge_product
 from .check_report import Report
 from .check_values import judge_values
@@ -182,7 +184,7 @@ def _judge(case: Case, outer: Tensor | None, contract: str | None) -> _Judged:
         if not judged.outer.faults or contract in names or found[names[0]].outer == "given":
             return judged
     asked = [verdict.dialect for verdict in found if contract == verdict.dialect.name]
-    laws = scale_laws(folded, asked or shortlist(folded, found))
+    laws = scale_laws(folded, asked or [verdict.dialect for verdict in found])
     few = []
     for law in laws[:3]:
         few.append((law, code_laws(folded, law)[0]))
@@ -226,7 +228,7 @@ def _identify(case: Case, outer: Tensor | None) -> Identification:
 def _report(j: _Judged) -> Report:
     case, facts, faults = j.case, list(j.case.words[1:]), list(j.case.faults)
     told, wrong = _laws(j) if j.scales else ([], [])
-    told, wrong = [*told, *j.outer.facts], [*wrong, *j.outer.faults]
+    told, wrong = [*told, *j.outer.facts], [*wrong, *(j.outer.faults or as_called(j.outer.meaning, j.folded))]
     if j.contract is not None and j.contract not in j.names and not (j.scales and (faults or wrong)):
         wrong.append(_not_of(j, j.contract))
     told += [] if case.x.numel() else ["there are no values: nothing to tell contracts apart by"]
@@ -237,19 +239,20 @@ def _report(j: _Judged) -> Report:
 def _not_of(j: _Judged, contract: str) -> str:
     """The fault of bytes that are not those of the dialect that was asked for."""
     if j.codes is not None and j.codes.words.startswith("stochastic"):
-        return f"codes are stochastic; {contract} rounds to nearest: {_beside(j.found, contract)}"
-    return f"these are not the bytes of {contract}: {_beside(j.found, contract)}"
+        return f"codes are stochastic; {contract} rounds to nearest: {_beside(j, contract)}"
+    return f"these are not the bytes of {contract}: {_beside(j, contract)}"
 
 
-def _beside(found: Identification, contract: str) -> str:
+def _beside(j: _Judged, contract: str) -> str:
     """How a dialect that was asked for compares."""
     d = DIALECTS[contract]
-    if found.layout.name not in d.formats:
+    if j.found.layout.name not in d.formats:
         return f"it makes {', '.join(d.formats)}"
-    verdict = found[contract]
+    verdict = j.found[contract]
     if verdict.same:
         return f"codes and scales are, but it stores another outer scale: {d.prose.outer}"
-    return f"{verdict.scales:,} scales and {verdict.codes:,} codes differ; {verdict.first}"
+    why = "".join(f"; {reason}" for reason in reasons(j.folded, d))
+    return f"{verdict.scales:,} scales and {verdict.codes:,} codes differ{why}; {verdict.first}"
 
 
 def _laws(j: _Judged) -> tuple[list[str], list[str]]:
@@ -258,35 +261,22 @@ def _laws(j: _Judged) -> tuple[list[str], list[str]]:
     facts, faults, n = [], [], f"{j.found.scales:,}"
     scales, codes = j.scales, j.codes
     whose = f"scales: those of {scales.dialect.name}"
-    if scales.count == 0 and scales.fault is None:
+    if scales.fault is not None:
+        faults.append(f"{scales.fault} (dialect {scales.dialect.name})")
+    elif scales.count == 0:
         facts.append(f"{whose}, every one of {n}")
-    elif scales.fault is not None:
-        faults.append(f"{scales.fault} (dialect {scales.dialect.name}" + _but(scales.count, n) + ")")
     else:
-        faults.append(f"{whose} are the nearest; {scales.count:,} of {n} differ")
+        under = f", {scales.under}," * bool(scales.under)
+        faults.append(f"{whose}{under} are the nearest; {scales.count:,} of {n} differ{scales_words(j.folded, scales)}")
     total = f"{j.case.values:,}"
     if codes.fault is not None:
-        faults.append(codes.fault + (f" (all but {codes.count:,} of {total})" if codes.count else ""))
+        faults.append(codes.fault)
     elif codes.count == 0:
         facts.append(f"codes: {codes.words}, every one of {total}")
     else:
-        faults.append(f"codes: {codes.words} is the nearest law; {codes.count:,} of {total} differ{_how(j)}")
+        what = codes_words(j.folded, scales, codes)
+        faults.append(f"codes: {codes.words} is the nearest law; {codes.count:,} of {total} differ{what}")
     return facts, faults
-
-
-def _but(count: int, n: str) -> str:
-    return f"; all but {count:,} of {n}" if count else ""
-
-
-def _how(j: _Judged) -> str:
-    """What the codes that differ have in common."""
-    assert j.scales is not None and j.codes is not None
-    if other_signs(j.folded, j.scales, j.codes.wrong):
-        return ", all of them zeros: their sign is lost"
-    distance = tie_distance(j.folded, j.scales, j.codes.wrong)
-    if distance < 2.0**-16:
-        return f", all within {distance:.1e} of a tie: an approximate division, or another order of operations"
-    return ""
 
 
 def _first(j: _Judged) -> str:
