@@ -171,6 +171,12 @@ def _bench(argv: list[str]) -> int:
     return bench_numerics.main(argv)
 
 
+def _dialects(argv: list[str]) -> int:
+    from studies import dialects_table
+
+    return dialects_table.main(argv)
+
+
 def _vectors(argv: list[str]) -> int:
     from hw import vectors
 
@@ -235,6 +241,7 @@ COMMANDS: dict[str, Command] = {
         "compile every kernel for Blackwell and Hopper, without a GPU, and judge its machine code", _census
     ),
     "check": Command("say which quantizer made the bytes of a dump, or what is wrong with them", _check),
+    "dialects": Command("print the table of public quantizers: bytes, NaN, ties, error, source", _dialects),
     "vectors": Command("write the conformance pack: golden vectors that need nothing else of fourbit", _vectors),
     "bench": Command(
         "time the emulation, training or kernels: bench numerics|matmul|training|decode|data|monitor|wires|hw|experts",

@@ -27,7 +27,7 @@ SHAPES = (
     Shape("ragged", lambda n: (0, n // 3 + 1, n // 2 + 2, n // 2 + 5, n - 1, n)),
     Shape("empty experts", lambda n: (0, 0, n // 3 + 1, n // 3 + 1, n, n), model=64, hidden=32),
     Shape("one expert", lambda n: (0, 0, n, n, n, n), model=64, hidden=32, top=3),
-    Shape("one token", lambda n: (0, 0, 0, n, n, n), rows=1),
+    Shape("one token", lambda n: (0, 0, 0, n, n, n), rows=1, top=1),
     Shape("no token", lambda n: (0,) * (EXPERTS + 1), rows=0, model=64, hidden=32),
     # 72 and 40 are no multiples of 16 or 32: the last block of each row is short
     Shape("odd widths", lambda n: (0, n // 4 + 3, n // 2 + 1, n // 2 + 1, n - 5, n), model=72, hidden=40, top=3),
@@ -51,6 +51,8 @@ RECORDED = "recorded"
 PRODUCTS = ("gate_up_glu", "down_to_wire", "grad_products")
 KINDS: dict[str, Kind] = DATA | {"ties": _ties, "outliers": _outliers}
 FEW = ("normal", "ties", "denormals", "NaN, Inf")  # with --fast, of the oracle and of the paths but the first
+LATER, STREAMS = "later calls", "streams"
+WAYS = ("layouts", "settings", LATER, STREAMS)  # instead of a kind of data: other ways to pass it, see `ways`
 SUMMED = ("normal", "outliers", "row scales", "holes", "denormals")  # of intervals: no sum overflows
 
 
@@ -60,7 +62,7 @@ class SeamCase:
 
     Args:
         ours, theirs: the same inputs and calls, with the functions of either side. accumulator: of its products.
-        bounded: outputs are judged by intervals.
+        bounded: outputs are judged by intervals. again: another case has the same calls with inputs of another dtype.
     """
 
     function: str
@@ -69,6 +71,7 @@ class SeamCase:
     theirs: Operation
     accumulator: str = "exact"
     bounded: bool = False
+    again: bool = False
 
     @property
     def name(self) -> str:
@@ -79,10 +82,15 @@ class SeamCase:
         """Whether it multiplies under accumulator="exact"."""
         return self.accumulator == "exact" and self.function in PRODUCTS
 
+    @property
+    def words(self) -> list[str]:
+        """The words of its name."""
+        return self.name.split()
+
     def data(self, fast: bool) -> tuple[str, ...]:
-        """Kinds of data, recorded ones apart."""
-        few = fast and self.path is not None and self.path.name != "NVFP4"
-        return tuple(kind for kind in self.ours.data if kind in FEW or not few)
+        """Kinds of data, recorded ones apart, and of ways to pass it."""
+        few = fast and (self.again or (self.path is not None and self.path.name != "NVFP4"))
+        return tuple(kind for kind in (*self.ours.data, *WAYS) if kind in (*FEW, WAYS[0]) or not few)
 
 
 def seam_cases(reference: Any, judged: Any) -> list[SeamCase]:
@@ -110,8 +118,10 @@ def _pairs(
         function = ours.name.split()[0]
         bounded = accumulator == "library" or function == "router_gradient"
         kinds = SUMMED if bounded else tuple(KINDS)
-        ours, theirs = replace(ours, data=kinds), replace(theirs, data=kinds)
-        found.append(SeamCase(function, path, ours, theirs, accumulator, bounded))
+        for place, dtype in enumerate(ours.dtypes):
+            name = ours.name + f" {dtype}".replace("torch.", "") * (place > 0)
+            pair = (replace(side, name=name, data=kinds, dtypes=(dtype,)) for side in (ours, theirs))
+            found.append(SeamCase(function, path, *pair, accumulator, bounded, place > 0))
     return found
 
 
@@ -124,23 +134,26 @@ def _summed(p: ExpertPath, o: Any) -> list[Operation]:
 def _more(p: ExpertPath, o: Any) -> list[Operation]:
     """What `fourbit validate` leaves out: weights, random words by expert rows, the router, scales that move."""
     bf16, fp32, sums = (torch.bfloat16,), (torch.float32,), Cut(0, ("slots", "weights"))
+    both, returned = (*bf16, *fp32), Cut(0, ("slots",))
     found = [
-        Operation(f"quantize_tokens {p.name} weight", partial(_weight, p), partial(_cast_weight, p, o), dtypes=bf16),
-        Operation(f"router_gradient {p.name}", partial(_routed, p), partial(_router, p, o), dtypes=bf16),
+        Operation(f"quantize_tokens {p.name} weight", partial(_weight, p), partial(_cast_weight, p, o), dtypes=both),
+        Operation(f"router_gradient {p.name}", partial(_routed, p), partial(_router, p, o), dtypes=both),
         Operation(
             f"aggregate {p.name} cancelling", partial(_cancelling, p), partial(_aggregate, p, o), sums, dtypes=fp32
         ),
+        Operation(f"aggregate {p.name} returned", partial(_sent, p), partial(_returned, o), returned, dtypes=fp32),
         Operation(f"row_scale {p.name}", partial(_saved, p), partial(_row_scale, o), dtypes=bf16),
     ]
     if p.grad.fmt is not None:
         rows = Cut(0, ("x",), ())
         found.insert(
-            1, Operation(f"quantize_tokens {p.name} rows", _rows, partial(_cast_rows, p, o), rows, dtypes=bf16)
+            1, Operation(f"quantize_tokens {p.name} rows", _rows, partial(_cast_rows, p, o), rows, dtypes=both)
         )
         moved = Operation(
             f"requantize_transpose {p.name} moved", partial(_saved, p), partial(_moved, p, o), dtypes=fp32
         )
-        found.append(moved)
+        drawn = Operation(f"grad_to_wire {p.name} drawn", _gradient, partial(_drawn, p, o), dtypes=fp32)
+        found += [moved, drawn]
     return found + (_rotated_operations(p, o) if p.name == "NVFP4" else [])
 
 
@@ -158,7 +171,20 @@ def _rows(d: Draw) -> Inputs:
 
 def _cast_rows(p: ExpertPath, o: Any, i: Inputs) -> Outputs:
     random = replace(i["random"], rows=i["groups"])
-    return parts("grad", o.quantize_tokens(i["x"], replace(p.grad, rounding=nm.Rounding.STOCHASTIC), random))
+    grad = o.quantize_tokens(i["x"], replace(p.grad, rounding=nm.Rounding.STOCHASTIC), random)
+    nearest = o.quantize_tokens(i["x"], p.grad, groups=i["groups"], axis=-2)
+    return parts("grad", grad) | parts("nearest along rows", nearest)
+
+
+def _gradient(d: Draw) -> Inputs:
+    tokens = torch.from_numpy(d.rng.integers(0, max(d.tokens, 1), d.rows))
+    random = nm.Random((8, 1), (69, 15), d.groups)
+    return {"g": d.tested(d.tokens, d.shape.model), "tokens": tokens, "weights": d.normal(d.rows, 1), "random": random}
+
+
+def _drawn(p: ExpertPath, o: Any, i: Inputs) -> Outputs:
+    cast = replace(p.grad, rounding=nm.Rounding.STOCHASTIC)
+    return parts("payload", o.grad_to_wire(i["g"], i["tokens"], i["weights"], cast, i["random"]))
 
 
 def _routed(p: ExpertPath, d: Draw) -> Inputs:
@@ -195,6 +221,17 @@ def _cancelling(p: ExpertPath, d: Draw) -> Inputs:
 
 def _aggregate(p: ExpertPath, o: Any, i: Inputs) -> Outputs:
     return {"out": o.aggregate(i["payload"], i["slots"], i["weights"], p.wire)[0]}
+
+
+def _sent(p: ExpertPath, d: Draw) -> Inputs:
+    n = d.shape.top * d.tokens
+    slots = torch.from_numpy(d.rng.permutation(n)).view(-1, d.shape.top)
+    return {"payload": ops.quantize_tokens(d.tested(n, d.shape.model), p.grad), "slots": slots}
+
+
+def _returned(o: Any, i: Inputs) -> Outputs:
+    """Gradients of dispatched tokens come back as they are: without weights, signs or the wire's format."""
+    return {"out": o.aggregate(i["payload"], i["slots"], None, ops.Wire(None))[0]}
 
 
 def _row_scale(o: Any, i: Inputs) -> Outputs:
@@ -263,7 +300,7 @@ def _rotated_operations(p: ExpertPath, o: Any) -> list[Operation]:
         return {"dx": dx, "dw": dw}
 
     return [
-        Operation(f"quantize_tokens {p.name} rotated", tokens, quantize, dtypes=bf16),
+        Operation(f"quantize_tokens {p.name} rotated", tokens, quantize, dtypes=(torch.bfloat16, torch.float32)),
         Operation(f"requantize_transpose {p.name} rotated", saved, requantize, dtypes=bf16),
         Operation(f"grad_products {p.name} rotated", operands, products, dtypes=(torch.float32,)),
     ]

@@ -88,9 +88,9 @@ def _forward_operations(p: ExpertPath, o: Any, accumulator: str) -> list[Operati
         return {"out": out, "unweighted": unweighted, "decoded": decoded.index_select(0, i["slots"].flatten())}
 
     by_expert, tokens_cut = Cut(0, ("x",), ("w",)), Cut(0, ("slots", "weights"))
-    bf16 = (torch.bfloat16,)
+    bf16, both = (torch.bfloat16,), (torch.bfloat16, torch.float32)
     return [
-        Operation(f"quantize_tokens {p.name}", tokens, quantize_tokens, Cut(0, ("x",), ()), p.data, bf16),
+        Operation(f"quantize_tokens {p.name}", tokens, quantize_tokens, Cut(0, ("x",), ()), p.data, both),
         Operation(f"gate_up_glu {p.name}", gate_up, gate_up_glu, by_expert, p.data, bf16),
         Operation(f"down_to_wire {p.name}", down, down_to_wire, by_expert, p.data, bf16),
         Operation(f"aggregate {p.name}", payload, aggregate, tokens_cut, p.data, (torch.float32,)),
@@ -134,10 +134,10 @@ def _backward_operations(p: ExpertPath, o: Any, accumulator: str) -> list[Operat
         dx, dw = o.grad_products(i["g"], i["g_tokens"], i["w"], i["x"], i["groups"], accumulator)
         return {"dx": dx, "dw": dw}
 
-    fp32 = (torch.float32,)
+    fp32, both = (torch.float32,), (torch.float32, torch.bfloat16)
     rows, by_expert, by_column = Cut(0, ("tokens", "weights")), Cut(0, ("q",), ("w",)), Cut(-1, ("w", "x"))
     return [
-        Operation(f"grad_to_wire {p.name}", gradient, grad_to_wire, rows, p.data, fp32),
+        Operation(f"grad_to_wire {p.name}", gradient, grad_to_wire, rows, p.data, both),
         Operation(f"requantize_transpose {p.name}", saved, requantize_transpose, by_expert, p.data, (torch.bfloat16,)),
         Operation(f"grad_products {p.name}", operands, grad_products, by_column, p.data, fp32),
     ]

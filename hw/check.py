@@ -13,7 +13,7 @@ one (`check_products`). Exit status: 0 if a contract is satisfied, 1 if not, 2 f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,8 +30,8 @@ from .check_case import UNLIKE, Case, cases
 from .check_codes import CodeLaw, code_laws, other_signs, tie_distance
 from .check_dump import Dump, dump_of, read
 from .check_folder import check_folder
-from .check_laws import Folded, ScaleLaw, not_finite, scale_laws, shortlist
-from .check_outer import Judgement, Meaning, judge_outer, of_law
+from .check_laws import Folded, ScaleLaw, scale_laws, shortlist
+from .check_outer import Judgement, judge_outer, of_law
 from .check_products import judge_product
 from .check_report import Report
 from .check_values import judge_values
@@ -109,20 +109,24 @@ def _format(fmt: str) -> str:
 
 @dataclass(frozen=True)
 class _Judged:
-    """A case with the dialects that make all of it, `names`, or the laws that come nearest; and its outer."""
+    """A case with the dialects that make all of it, `names`, or the laws that come nearest; what is said about its
+    outer and its values; the dialect that was asked for."""
 
     case: Case
     folded: Folded
     found: Identification
     names: tuple[str, ...]
     outer: Judgement
+    contract: str | None
     scales: ScaleLaw | None = None
     codes: CodeLaw | None = None
+    values: tuple[list[str], list[str]] = ([], [])
 
     @property
     def missed(self) -> tuple[int, int]:
         """Bytes that no law explains, then the number of faults."""
-        faults = len(self.case.faults) + len(self.outer.faults)
+        asked = self.contract is not None and self.contract not in self.names
+        faults = len(self.case.faults) + len(self.outer.faults) + len(self.values[1]) + asked
         if self.scales is None or self.codes is None:
             return 0, faults
         faults += (self.scales.fault is not None) + (self.codes.fault is not None)
@@ -133,15 +137,31 @@ def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, 
     found = _cases(dump, fmt, axis, contract)
     judged: list[_Judged] = []
     for case in found:
-        judged.append(_judge(case, case.outer, contract))
+        judged.append(_with_values(_judge(case, case.outer, contract), dump, axis))
         if judged[-1].missed == (0, 0):
             break
-    best = min(judged, key=lambda j: (*j.missed, j.case.unread))
+    best = _best(judged)
     if best.case.error > UNLIKE and best.scales and best.codes and best.scales.count and best.codes.count:
         text = f"the codes do not resemble x in any layout; the best, {', '.join(found[0].words)}, has an error of"
         text = f"{text} {found[0].error:.2f} of x's energy, and no law makes them: they are of another tensor"
         return Report(found[0].layout.name, (), (), (f"{text}, or out of place",))
-    return _report(best, dump, axis, contract, scale_layout)
+    return _report(best, scale_layout)
+
+
+def _best(judged: list[_Judged]) -> _Judged:
+    """The reading that explains the most. One that leaves out scale bytes that are not zero, as padding, comes after
+    one that reads them all and explains half of the bytes."""
+    best = min(judged, key=lambda j: (*j.missed, j.case.unread))
+    whole = [j for j in judged if not j.case.unread and not j.case.faults and 2 * j.missed[0] < j.case.codes.numel()]
+    return min(whole, key=lambda j: j.missed) if best.case.unread and whole else best
+
+
+def _with_values(j: _Judged, dump: Dump, axis: int) -> _Judged:
+    """With what is said about the values of the dump, which decode as the dialects that make its bytes have it."""
+    if dump.get("values") is None:
+        return j
+    others = [judge_outer(j.found, j.folded, (name,), None).meaning for name in j.names]
+    return replace(j, values=judge_values(dump, j.folded, [j.outer.meaning, *others], axis))
 
 
 def _cases(dump: Dump, fmt: str | None, axis: int, contract: str | None) -> list[Case]:
@@ -158,7 +178,7 @@ def _judge(case: Case, outer: Tensor | None, contract: str | None) -> _Judged:
     found, folded = _identify(case, outer), Folded.of(case, outer)
     judged, names = None, _names(found, contract)
     if names:
-        judged = _Judged(case, folded, found, names, judge_outer(found, folded, names, contract))
+        judged = _Judged(case, folded, found, names, judge_outer(found, folded, names, contract), contract)
         if not judged.outer.faults or contract in names or found[names[0]].outer == "given":
             return judged
     asked = [verdict.dialect for verdict in found if contract == verdict.dialect.name]
@@ -171,7 +191,7 @@ def _judge(case: Case, outer: Tensor | None, contract: str | None) -> _Judged:
     scales, made = min(few, key=lambda pair: (_unexplained(case, *pair), pair[0].fault or ""))
     if judged is not None and not scales.faultless:
         return judged
-    return _Judged(case, folded, found, (), of_law(scales, folded), scales, made)
+    return _Judged(case, folded, found, (), of_law(scales, folded), contract, scales, made)
 
 
 def _names(found: Identification, contract: str | None) -> tuple[str, ...]:
@@ -198,24 +218,17 @@ def _identify(case: Case, outer: Tensor | None) -> Identification:
     return Identification(case.layout, of[0].scales, of[0].codes, tuple(verdicts))
 
 
-def _report(j: _Judged, dump: Dump, axis: int, contract: str | None, scale_layout: str | None) -> Report:
+def _report(j: _Judged, scale_layout: str | None) -> Report:
     case, facts, faults = j.case, list(j.case.words[1:]), list(j.case.faults)
     if scale_layout is not None and not any(_lies(w, scale_layout) for w in case.words):
         faults.append(f"the scales are not {scale_layout}, as they should be")
     told, wrong = _laws(j) if j.scales else ([], [])
     told, wrong = [*told, *j.outer.facts], [*wrong, *j.outer.faults]
-    if contract is not None and contract not in j.names and not (j.scales and (faults or wrong)):
-        wrong.append(_not_of(j, contract))
+    if j.contract is not None and j.contract not in j.names and not (j.scales and (faults or wrong)):
+        wrong.append(_not_of(j, j.contract))
     told += [] if case.x.numel() else ["there are no values: nothing to tell contracts apart by"]
-    facts, faults = facts + told, faults + wrong
-    told, wrong = judge_values(dump, j.folded, _meanings(j), axis) if dump.get("values") is not None else ([], [])
-    return Report(case.layout.name, j.names, tuple(facts + told), tuple(faults + wrong), _first(j))
-
-
-def _meanings(j: _Judged) -> list[Meaning]:
-    """What the bytes may decode to: as the dialects that make them have it."""
-    others = [judge_outer(j.found, j.folded, (name,), None).meaning for name in j.names]
-    return [j.outer.meaning, *others]
+    facts, faults = [*facts, *told, *j.values[0]], [*faults, *wrong, *j.values[1]]
+    return Report(case.layout.name, j.names, tuple(facts), tuple(faults), _first(j))
 
 
 def _not_of(j: _Judged, contract: str) -> str:
@@ -259,7 +272,6 @@ def _laws(j: _Judged) -> tuple[list[str], list[str]]:
         facts.append(f"codes: {codes.words}, every one of {total}")
     else:
         faults.append(f"codes: {codes.words} is the nearest law; {codes.count:,} of {total} differ{_how(j)}")
-    faults += not_finite(j.folded, scales)
     return facts, faults
 
 

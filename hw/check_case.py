@@ -3,7 +3,7 @@
 A reading that is wrong in any of these decodes to something that does not point along x. For every row r, up to a
 factor (an outer scale, perhaps one per row),
 
-    error = mean over rows of 1 - <x_r, v_r>^2 / (|x_r|^2 |v_r|^2)        v: code value times block scale
+    error = mean over rows but zeros of 1 - <x_r, v_r>^2 / (|x_r|^2 |v_r|^2)        v: code value times block scale
 
 is about 0.01 for E2M1 and 0.001 for E4M3 where everything is read rightly. Of the readings whose error is least, or
 close to it, `check` takes the one that leaves the fewest bytes unexplained.
@@ -31,6 +31,7 @@ from .check_layouts import code_readings, scale_readings
 SAMPLE = 256  # rows that are compared
 CLOSE = 1.1  # times the least error: readings that go on to the comparison of bytes
 RIVAL = 2.0  # the same of readings that need no fault
+EACH = 8  # readings of a format that go on
 UNLIKE = 0.25  # an error from here on: the codes are not those of x
 SIZES = (16, 32, 64, 128)
 
@@ -112,9 +113,12 @@ def cases(dump: Dump, formats: tuple[str, ...] | None, axis: int) -> list[Case]:
         for case in sound:  # the first of each format
             first.setdefault(case.layout.name, case)
         return list(first.values()) or found[:1]
-    rivals = [case for case in sound if case.error <= RIVAL * least + 1e-9]
+    partly = found[0].unread > 0  # then one that reads all bytes is a rival as long as it is like x
+    bar = RIVAL * least + 1e-9
+    rivals = [case for case in sound if case.error <= (UNLIKE if partly and not case.unread else bar)]
     close = [case for case in found if case.error <= CLOSE * least + 1e-9 and case.faults]
-    return sorted([*rivals, *close], key=lambda case: len(case.faults))[:8]
+    best = sorted([*rivals, *close], key=lambda case: (len(case.faults), case.unread > 0))
+    return [case for i, case in enumerate(best) if sum(c.layout is case.layout for c in best[:i]) < EACH]
 
 
 def _layouts(formats: tuple[str, ...] | None) -> list[Layout]:
@@ -208,9 +212,10 @@ def _rotations(x: Tensor, signs: Tensor | None, layout: Layout) -> Iterator[tupl
     """(words, fault, x through a transform in FP32); an `x` that was not transformed is the same object."""
     if signs is None:
         if layout.name == "MXS2F6":
-            for n in SIZES:
-                if x.shape[-1] % n == 0:
-                    yield f"x through a Hadamard of {n} without signs", None, nm.hadamard(x.float(), n)
+            for n in (n for n in SIZES if x.shape[-1] % n == 0):
+                rotated = nm.hadamard(x.float(), n)
+                if bool(torch.isfinite(rotated).all()) or not bool(torch.isfinite(x).all()):  # not one that overflows
+                    yield f"x through a Hadamard of {n} without signs", None, rotated
         return
     n = signs.numel()
     if n not in SIZES or x.shape[-1] % n:
@@ -262,5 +267,6 @@ def _error(x: Tensor, codes: Tensor, scales: Tensor, layout: Layout) -> float:
     x = x / torch.where(largest > 0, largest, 1.0)
     dot, norms = (x * value).sum(-1), x.square().sum(-1) * value.square().sum(-1)
     both_zero = (x == 0).all(-1) & (value == 0).all(-1)
-    cosine = torch.where(norms > 0, dot.abs() * dot / torch.where(norms > 0, norms, 1.0), both_zero.to(dot.dtype))
-    return float((1 - cosine).mean())
+    cosine = torch.where(norms > 0, dot.abs() * dot / torch.where(norms > 0, norms, 1.0), 0.0)
+    held = (1 - cosine)[~both_zero]  # rows of zeros, padding among them, say nothing
+    return float(held.mean()) if held.numel() else 0.0

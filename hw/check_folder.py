@@ -23,16 +23,18 @@ from .check_folder_compare import Judge, compare
 from .check_folder_config import JUDGED, Plan, plan_of
 from .check_folder_decode import settled
 from .check_folder_files import Entry, Shelf, shelf_of
-from .check_folder_kin import fused, magnitudes, missing_children, missing_experts, missing_parts
+from .check_folder_kin import copies, fused, magnitudes, missing_children, missing_experts, missing_parts
+from .check_folder_order import nibble_order, scale_orders
 from .check_folder_parts import Matrix, Module, matrix_of, modules_of
 from .check_folder_report import Finding, FolderReport, lines
-from .check_folder_scheme import against_scheme, sizes, unquantized
+from .check_folder_scheme import against_scheme, plain_sizes, sizes, unquantized
 from .check_folder_values import Seen, look, plain
 
 BAR = 1 << 28  # bytes from which a progress bar is shown
-NIBBLES = "which nibble of a byte comes first cannot be known without --against: blocks look the same either way"
-SCALES = "in which order scales lie cannot be known without --against where their shape fits several"
-VALUES = "whether the values are the original's cannot be known without --against"
+UNKNOWN = (
+    "{} is shown by {} of {} matrices, {}; of the others it cannot be known without --against",
+    "whether the values are the original's cannot be known without --against",
+)
 
 
 def check_folder(folder: Path, original: Path | None = None, dumps: Judge | None = None) -> FolderReport:
@@ -58,9 +60,8 @@ def check_folder(folder: Path, original: Path | None = None, dumps: Judge | None
     findings += _relatives(matrices, modules, others, plan, seen, findings)
     facts = [f"config: {_said(plan)}"]
     if original is None:
-        facts += [NIBBLES] if any(m.packed for m in matrices) else []
-        facts += [SCALES, VALUES]
-        findings += missing_children(_names(modules, others))
+        found, told = _unknown(matrices)
+        findings, facts = findings + found + missing_children(_names(modules, others)), facts + told
     else:
         found, told = compare(matrices, others, original, dumps, shelf.size < BAR)
         findings, facts = findings + found, facts + told
@@ -130,8 +131,21 @@ def _relatives(
     findings += fused(matrices, [e.name.removesuffix(".weight") for e in others], seen)
     named = {name for finding in told for name in finding.tensors}
     named |= {m.name for m in modules if any(entry.name in named for entry in m.parts.values())}
-    findings += magnitudes(seen, named)
-    return findings + unquantized(others, modules, plan) + sizes(matrices, set(names), plan)
+    findings += magnitudes(seen, named) + copies(seen)
+    return findings + unquantized(others, modules, plan) + sizes(matrices, set(names), plan) + plain_sizes(others, plan)
+
+
+def _unknown(matrices: list[Matrix]) -> tuple[list[Finding], list[str]]:
+    """What the order of nibbles and scales shows by itself, and what cannot be known without the original."""
+    packed = [m for m in matrices if m.packed]
+    found, known = nibble_order(matrices)
+    more, others = scale_orders(matrices)
+    facts = [
+        UNKNOWN[0].format("the order of nibbles", known, len(packed), "whose columns follow the rows that feed them")
+    ]
+    facts = facts if packed else []
+    facts.append(UNKNOWN[0].format("the order of scales", others, len(matrices), "by their own rows and columns"))
+    return found + more, [*facts, UNKNOWN[1]]
 
 
 def _said(plan: Plan) -> str:

@@ -1,54 +1,56 @@
-"""A quantized matrix beside its original: does it decode to it, and if not, in which reading does it?
+"""A quantized matrix beside its original: does it decode to it, and if not, where does it not?
 
 For every block b with values x_b and decoded v_b,
 
     c_b = <x_b, v_b> / <v_b, v_b>      r_b = <x_b, v_b>^2 / (|x_b|^2 |v_b|^2)      error = sum |x - v|^2 / sum |x|^2
 
-Nearest, stochastic and calibrated codes have c_b near 1, r_b above 0.9 and an error below `LIMIT`. A block is off if
-c_b is by more than `OFF`, and gone if r_b is below a half or c_b a factor of four away: no quantizer does that. Blocks
-below the smallest normal scale are left out. Where more than `SHARE` of all blocks are off, or the error is larger,
-other readings are tried on a sample of rows: swapped nibbles; scales transposed, swizzled or inverted; another outer;
-those of a sibling. One is named only if its error is below `LIMIT`. Every row is decoded, a chunk at a time.
+Nearest, stochastic and calibrated codes have c_b near 1, r_b above 0.9, an error below `LIMIT`, and a factor of all
+blocks together within `SLACK` of 1. A block is off if c_b is by more than `OFF`. It is gone if r_b is below a half or
+c_b a factor of four away, and a row if its error is `ODD` times the middle one: no quantizer does that. Blocks below
+the smallest normal scale are left out, and those that are small beside their row, which calibration may spend. Where
+more than `SHARE` of all blocks are off, or error or factor are, `check_folder_explain` looks for the reading that fits.
+Every row is decoded, a chunk at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .check_folder_decode import Reading, decoded, elements, factors, outer_of, readings, scaled, stored_grid
-from .check_folder_parts import ENCODE, Matrix
+from .check_folder_decode import elements, factors, outer_of, scaled, stored_grid
+from .check_folder_explain import LIMIT, SLACK, Rows, explained, sample_of, smoothed
+from .check_folder_parts import Matrix
 from .check_folder_report import Finding
-from .check_folder_values import sample
 
-CHUNK = 1 << 22  # values that are decoded together
-LIMIT = {"NVFP4": 0.06, "MXFP4": 0.08, "MXFP8": 0.01, "FP8": 0.01}  # error of what may be the original's
+CHUNK = 1 << 19  # values that are decoded together
+ODD = 6.0  # times the middle error of rows, where that is above half of `LIMIT`
 OFF, SHARE = 0.34, 0.02
 BLOCK = 16  # values whose factor is compared, at least
-NEAR = 0.02  # relative: a factor that is another one
-Rows = Callable[[int, int, int], Tensor]  # (matrix, first row, last row) -> float32 (rows, K) of the original
+Box = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
 class Beside:
-    """A matrix beside its original. error, energy: sums of squares. off, gone, blocks: blocks that are off, or gone,
-    and all. where: first and last row, first and last column of those that are gone. padding: values beyond the
-    original's columns that are not zero."""
+    """A matrix beside its original. error, energy: sums of squares. factor: of all values together. off, gone, blocks:
+    blocks that are off, or gone, and all. where: first and last row, first and last column of those that are gone.
+    padding: values beyond the original's columns that are not zero."""
 
     error: float
     energy: float
+    factor: float
     off: int
     gone: int
     blocks: int
-    where: tuple[int, int, int, int]
+    where: Box
     padding: int
 
     def same(self, fmt: str) -> bool:
         """Whether this is the original, quantized, but for the blocks that are gone."""
-        return self.error <= LIMIT[fmt] * self.energy and self.off <= SHARE * self.blocks
+        scaled = abs(self.factor - 1) <= SLACK[fmt]
+        return scaled and self.error <= LIMIT[fmt] * self.energy and self.off <= SHARE * self.blocks
 
 
 def against(
@@ -70,30 +72,41 @@ def against(
         return error, findings + ([Finding("values", text, (name,))] if found.error else [])
     if found.same(m.fmt):
         return error, findings + ([_some(found, name)] if found.gone else [])
-    return error, findings + explained(m, of, original, shape, kin, found, name)
+    detail = f"error {error:.2g} of the original's energy as stored"
+    shown = sample_of(m, of, original, shape)
+    told = explained(m, of, shown, kin, name, detail)
+    if not told:
+        told = [_some(found, name)] if 0 < found.gone < found.blocks / 2 else smoothed(shown, name)
+    text = "decoded values are not those of the original, in no order of nibbles, scales or siblings"
+    unknown = Finding("values", text, (name,), f"{detail}; {found.off:,} of {found.blocks:,} blocks are off")
+    return error, findings + (told or [unknown])
 
 
 def beside(m: Matrix, of: int, original: Rows, shape: tuple[int, int]) -> Beside:
     """Compare every row."""
-    grid, outer = factors(stored_grid(m, of), m.fmt), outer_of(m)[of]
+    grid = factors(stored_grid(m, of), m.fmt) * outer_of(m)[of]
     rows, columns = min(shape[0], m.rows), min(shape[1], m.columns)
     tall = min(m.block[0], m.rows)
     step = max(1, CHUNK // max(m.columns, 1) // tall) * tall
-    error = energy = 0.0
+    totals = torch.zeros(3, dtype=torch.float64)  # <x, x>, <x, v>, <v, v>
     off = gone = blocks = padding = 0
-    where = (m.rows, -1, m.columns, -1)
+    where, ratios = (m.rows, -1, m.columns, -1), []
     for first in range(0, rows, step):
-        raw = elements(m, of, first, min(first + step, rows))
-        v = scaled(raw, grid, m, first) * outer
-        padding += int((v[:, columns:] != 0).sum())
-        x, v = original(of, first, first + len(v))[:, :columns], v[:, :columns]
-        v = torch.where(torch.isfinite(v), v, 0.0)
-        error += float((x - v).square().sum(dtype=torch.float64))
-        energy += float(x.square().sum(dtype=torch.float64))
-        one, other = _off(x, v, m, _floor(m, grid, first, len(x)) * float(outer.abs()))
+        v = scaled(elements(m, of, first, min(first + step, rows)), grid, m, first)
+        padding += int((v[:, columns:] != 0).sum()) if columns < m.columns else 0
+        s = _sums(original(of, first, first + len(v))[:, :columns], v[:, :columns], _width(m))
+        totals += torch.stack([t.sum(dtype=torch.float64) for t in (s.energy, s.dot, s.own)])
+        one, other = _off(s, _floor(m, of, grid, first, len(v)), m.fmt)
+        ratios.append(_row_errors(s, _floor(m, of, grid, first, len(v))))
         blocks, off, gone = blocks + one.numel(), off + int(one.sum()), gone + int(other.sum())
         where = _box(where, other, first, columns, _width(m))
-    return Beside(error, energy, off, gone, blocks, where, padding)
+    rows_off = _odd(torch.cat(ratios), m.fmt) if ratios else torch.zeros(0, dtype=torch.bool)
+    if not gone and bool(rows_off.any()):
+        gone = int(rows_off.sum()) * (-(-columns // _width(m)))
+        where = _box(where, rows_off.view(-1, 1).expand(-1, -(-columns // _width(m))), 0, columns, _width(m))
+    energy, dot, own = totals.tolist()
+    factor = dot / own if own else 0.0
+    return Beside(max(energy - 2 * dot + own, 0.0), energy, factor, off, gone, blocks, where, padding)
 
 
 def _width(m: Matrix) -> int:
@@ -101,28 +114,63 @@ def _width(m: Matrix) -> int:
     return max(BLOCK, min(m.block[1], 128))
 
 
-def _floor(m: Matrix, grid: Tensor, first: int, rows: int) -> Tensor:
-    """Magnitudes below which scales or elements are subnormal, (rows or 1, 1), without the outer."""
+def _floor(m: Matrix, of: int, grid: Tensor, first: int, rows: int) -> Tensor:
+    """Magnitudes below which scales or elements are subnormal, (rows or 1, 1). grid: with the outer."""
     if m.fmt != "FP8":
-        return torch.tensor([[6 * 2.0**-6 if m.fmt == "NVFP4" else 0.0]])
+        return 6 * 2.0**-6 * outer_of(m)[of].abs().view(1, 1) * (m.fmt == "NVFP4")
     own = grid[torch.arange(first, first + rows) // m.block[0]].abs()
     return own.amax(-1, keepdim=True) * 2.0**-6
 
 
-def _off(x: Tensor, v: Tensor, m: Matrix, floor: Tensor) -> tuple[Tensor, Tensor]:
+class _Sums(NamedTuple):
+    """Blocks of x and v (rows, blocks, width), and their sums <x, v>, <v, v> and <x, x>, (rows, blocks)."""
+
+    x: Tensor
+    v: Tensor
+    dot: Tensor
+    own: Tensor
+    energy: Tensor
+
+
+def _sums(x: Tensor, v: Tensor, width: int) -> _Sums:
+    pad = -x.shape[1] % width
+    x, v = (torch.nn.functional.pad(t, (0, pad)) if pad else t for t in (x, v))
+    x, v = (t.reshape(len(t), -1, width) for t in (x, v))
+    own = torch.einsum("rbk,rbk->rb", v, v)
+    if not bool(torch.isfinite(own).all()):
+        v = torch.where(torch.isfinite(v) & (v.abs() < 1e18), v, 0.0)
+        own = torch.einsum("rbk,rbk->rb", v, v)
+    return _Sums(x, v, torch.einsum("rbk,rbk->rb", x, v), own, torch.einsum("rbk,rbk->rb", x, x))
+
+
+def _off(s: _Sums, floor: Tensor, fmt: str) -> tuple[Tensor, Tensor]:
     """Which blocks of a row are off, and which are gone, bool (rows, blocks)."""
-    width = _width(m)
-    pad = (0, -x.shape[1] % width)
-    x, v = (torch.nn.functional.pad(t, pad).view(len(t), -1, width) for t in (x, v))
-    dot, own, energy = (x * v).sum(-1), v.square().sum(-1), x.square().sum(-1)
-    small = torch.maximum(x.abs().amax(-1), v.abs().amax(-1)) <= 2 * floor
-    c = torch.where(own > 0, dot / torch.where(own > 0, own, 1.0), 0.0)
-    r = torch.where(energy > 0, c * dot / torch.where(energy > 0, energy, 1.0), 0.0)
+    c = torch.where(s.own > 0, s.dot / torch.where(s.own > 0, s.own, 1.0), 0.0)
+    r = torch.where(s.energy > 0, c * s.dot / torch.where(s.energy > 0, s.energy, 1.0), 0.0)
     off, gone = (c - 1).abs() > OFF, (r < 0.5) | (c < 0.25) | (c > 4.0)
-    return off & ~small, gone & ~small
+    if not bool((off | gone).any()):
+        return off, gone
+    large = _large(s, floor)
+    error = s.energy - 2 * s.dot + s.own
+    return off & large, gone & large & (error > LIMIT[fmt] * s.energy.mean(-1, keepdim=True))
 
 
-Box = tuple[int, int, int, int]
+def _large(s: _Sums, floor: Tensor) -> Tensor:
+    """Which blocks reach above what scales or elements have as normal numbers."""
+    return torch.maximum(s.x.abs().amax(-1), s.v.abs().amax(-1)) > 2 * floor
+
+
+def _row_errors(s: _Sums, floor: Tensor) -> Tensor:
+    """The error of every row, NaN where that says nothing: all zeros, or below the normal scales."""
+    error, energy = (s.energy - 2 * s.dot + s.own).sum(-1), s.energy.sum(-1)
+    small = s.energy.amax(-1) <= s.x.shape[-1] * (2 * floor.squeeze(-1)).square()
+    return torch.where(small | (energy == 0), torch.nan, error / torch.where(energy > 0, energy, 1.0))
+
+
+def _odd(errors: Tensor, fmt: str) -> Tensor:
+    """Which rows have an error far above the others', bool."""
+    usual = torch.nanmedian(errors)
+    return (errors > ODD * usual) & (errors > LIMIT[fmt] / 2)
 
 
 def _box(box: Box, bad: Tensor, first: int, columns: int, width: int) -> Box:
@@ -143,111 +191,3 @@ def _some(found: Beside, name: str) -> Finding:
     text = "some blocks do not decode to the original"
     detail = f"{found.gone:,} of {found.blocks:,} blocks, in rows {r0} to {r1}, columns {c0} to {c1}"
     return Finding("values", text, (name,), detail)
-
-
-def explained(
-    m: Matrix, of: int, original: Rows, shape: tuple[int, int], kin: list[Matrix], found: Beside, name: str
-) -> list[Finding]:
-    """In which reading the matrix decodes to the original; else what is known."""
-    error = found.error / found.energy
-    detail = f"error {error:.2g} of the original's energy as stored"
-    shown = sample_of(m, of, original, shape)
-    best = min(((r, *shown.error(r)) for r in readings(m, of)), key=lambda t: t[1] + 1e-3 * len(t[0].words))
-    reading, least, factor = best
-    if least <= LIMIT[m.fmt]:
-        words = [*reading.words, *_outer_words(m, of, factor)]
-        if words:
-            return [Finding("values", w, (name,), f"{detail}, {least:.2g} so read") for w in words]
-    for words, other in _siblings(m, of, kin, shown):
-        return [Finding("values", words, (name,), f"{detail}; it fits {other}")]
-    if 0 < found.gone < found.blocks / 2:
-        return [_some(found, name)]
-    columns = shown.per_column()
-    if columns is not None:
-        text = "columns are those of the original times factors, as of a smoothed model: compare with that one"
-        return [Finding("values", text, (name,), f"factors {columns[0]:.3g} to {columns[1]:.3g}")]
-    text = "decoded values are not those of the original, in no order of nibbles, scales or siblings"
-    return [Finding("values", text, (name,), f"{detail}; {found.off:,} of {found.blocks:,} blocks are off")]
-
-
-def _outer_words(m: Matrix, of: int, factor: float) -> list[str]:
-    """What a factor says of the outer scale, or of all scales."""
-    if abs(factor - 1) <= NEAR:
-        return []
-    outer, suffix = float(outer_of(m)[of]), m.module.suffix.get("outer")
-    if suffix is None:
-        if m.fmt == "NVFP4":
-            return ["the outer scale is lost: there is none, and decoded values need one"]
-        return ["decoded values are a multiple of the original: all scales are too large or too small"]
-    if outer == 1:
-        return [f"the outer scale is lost: {suffix} is 1"]
-    if abs(factor * outer * outer - 1) <= NEAR:
-        how = "multiplies, and readers divide by it" if suffix in ENCODE else "divides, and readers multiply by it"
-        return [f"the outer scale is inverted: {suffix} {how}"]
-    return ["the outer scale is another one: decoded values are a multiple of the original"]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Rows of a matrix with those of its original: (first row, x) of each run."""
-
-    m: Matrix
-    of: int
-    runs: list[tuple[int, Tensor]]
-
-    def error(self, reading: Reading) -> tuple[float, float]:
-        """The error of a reading after one factor for all, and that factor."""
-        outer = outer_of(self.m)[self.of]
-        pairs = []
-        for first, x in self.runs:
-            raw = elements(self.m, self.of, first, first + len(x), reading.swapped)
-            v = scaled(raw, reading.grid, self.m, first)[:, : x.shape[1]] * outer
-            pairs.append((x[:, : v.shape[1]], torch.where(torch.isfinite(v), v, 0.0)))
-        return fit(pairs)
-
-    def decoded(self, other: Matrix, of: int) -> tuple[float, float]:
-        """The error of another matrix's values, and the factor."""
-        return fit([(x, decoded(other, of, first, first + len(x))[:, : x.shape[1]]) for first, x in self.runs])
-
-    def per_column(self) -> tuple[float, float] | None:
-        """Least and largest factor of columns, if such factors make the values the original's."""
-        x = torch.cat([x for _, x in self.runs]).double()
-        v = torch.cat([decoded(self.m, self.of, f, f + len(x)) for f, x in self.runs])[:, : x.shape[1]].double()
-        own = v.square().sum(0)
-        c = torch.where(own > 0, (x * v).sum(0) / torch.where(own > 0, own, 1.0), 1.0)
-        error = float((x - c * v).square().sum() / x.square().sum())
-        return (float(c.min()), float(c.max())) if len(x) >= 16 and error <= LIMIT[self.m.fmt] else None
-
-
-def sample_of(m: Matrix, of: int, original: Rows, shape: tuple[int, int]) -> Sample:
-    """Runs of rows, evenly spaced."""
-    runs = [(first, min(last, shape[0])) for first, last in sample(m) if first < shape[0]]
-    return Sample(m, of, [(first, original(of, first, last)) for first, last in runs])
-
-
-def fit(pairs: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-    """The error of v beside x after the one factor that makes it least, and the factor."""
-    dot = sum(float((x.double() * v.double()).sum()) for x, v in pairs)
-    own = sum(float(v.double().square().sum()) for _, v in pairs)
-    energy = sum(float(x.double().square().sum()) for x, _ in pairs)
-    if not own or not energy:
-        return 1.0, 0.0
-    return max(1 - dot * dot / own / energy, 0.0), dot / own
-
-
-def _siblings(m: Matrix, of: int, kin: list[Matrix], shown: Sample) -> Iterator[tuple[str, str]]:
-    """(what is wrong, whose it is) where a sibling's scales, or codes and scales, give the original."""
-    places = [(k, i) for k in kin for i in range(k.lead) if (k.module.name, i) != (m.module.name, of)]
-    for other, i in places:
-        if (other.rows, other.columns, other.block, other.fmt) != (m.rows, m.columns, m.block, m.fmt):
-            continue
-        name = other.module.name if other.lead == 1 else f"{other.module.name}[{i}]"
-        if shown.decoded(other, i)[0] <= LIMIT[m.fmt]:
-            yield "codes and scales are those of a sibling", name
-        elif shown.error(Reading((), False, factors(stored_grid(other, i), m.fmt)))[0] <= _clearly(m):
-            yield "the scales are those of a sibling", name
-
-
-def _clearly(m: Matrix) -> float:
-    """An error that scales of another matrix do not have by chance."""
-    return 0.02 if m.fmt == "NVFP4" else LIMIT[m.fmt]

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from .check_folder_against import against, sample_of
+from .check_folder_against import against
 from .check_folder_config import plan_of
 from .check_folder_decode import outer_of, readings, stored_grid
+from .check_folder_explain import sample_of
 from .check_folder_files import FLOATS, Entry, shelf_of
 from .check_folder_kin import role
 from .check_folder_originals import Original, Originals

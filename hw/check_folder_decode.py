@@ -10,7 +10,6 @@ float32. Memory: the rows that are asked for, and the scales of one matrix.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,20 +42,25 @@ def elements(m: Matrix, of: int, first: int, last: int, swapped: bool = False) -
     """Values of the codes of rows `first` to `last` of matrix `of`, float32 (rows, K), without scales."""
     codes = m.module.parts["codes"]
     last = min(last, m.rows)
-    raw = codes.read(of * m.rows + first, of * m.rows + last, m.lead * m.rows).view(torch.uint8).numpy()
+    if m.turned:
+        whole = codes.read(of, of + 1, m.lead).view(torch.uint8).view(-1, m.rows)
+        raw = whole[:, first:last].mT.contiguous().numpy()
+    else:
+        raw = codes.read(of * m.rows + first, of * m.rows + last, m.lead * m.rows).view(torch.uint8).numpy()
     table = _pairs(swapped) if m.packed else _eight(codes.dtype)
     return torch.from_numpy(np.take(table, raw).view(np.float32)).view(last - first, m.columns)
 
 
 def raw_scales(m: Matrix, of: int) -> Tensor:
     """Everything stored as scales of matrix `of`, flat, in its dtype."""
-    return m.module.parts["scale"].read(of, of + 1, m.lead).reshape(-1)
+    scale = m.module.parts["scale"]
+    return scale.read().reshape(-1) if scale.numel == 1 else scale.read(of, of + 1, m.lead).reshape(-1)
 
 
 def stored_grid(m: Matrix, of: int) -> Tensor:
     """The scales of matrix `of` in its reading, in the stored dtype, (grid)."""
     raw, (n, k) = raw_scales(m, of), m.grid
-    if m.reading == "transposed":
+    if m.reading == "transposed" or m.turned:
         return raw.view(k, n).mT.contiguous()
     if m.reading in ("padded", "swizzled"):
         flat = raw.view(torch.uint8)
@@ -136,10 +140,10 @@ NIBBLES = "the nibbles are swapped: the even index is in the high nibble, and re
 def readings(m: Matrix, of: int) -> list[Reading]:
     """Every other way to read matrix `of` that its shapes allow, beginning with how it is stored."""
     stored = stored_grid(m, of)
-    orders: list[tuple[tuple[str, ...], Tensor]] = [((), stored), *_orders(stored)]
+    every = [((), stored), *(((words,), grid) for words, grid in orders(stored))]
     found = []
     for swapped in (False, True) if m.packed else (False,):
-        for words, grid in orders:
+        for words, grid in every:
             said = (*((NIBBLES,) if swapped else ()), *words)
             found.append(Reading(said, swapped, factors(grid, m.fmt)))
         if m.fmt != "NVFP4":
@@ -148,25 +152,18 @@ def readings(m: Matrix, of: int) -> list[Reading]:
     return found
 
 
-def _orders(stored: Tensor) -> list[tuple[tuple[str, ...], Tensor]]:
+def orders(stored: Tensor) -> list[tuple[str, Tensor]]:
     """(what is wrong, grid) of other orders of the same scales."""
     n, k = stored.shape
     flat = stored.contiguous().view(-1)
-    found: list[tuple[tuple[str, ...], Tensor]] = []
-
-    def add(words: str, make: Callable[[], Tensor]) -> None:
-        found.append(((words,), make()))
-
+    found = []
     if n > 1 and k > 1:
-        add("the scale is transposed: its numbers lie column by column", lambda: flat.view(k, n).mT.contiguous())
+        grid = flat.view(k, n).mT.contiguous()
+        found.append(("the scale is transposed: its numbers lie column by column", grid))
     if padded_scales(n, k) == (n, k) and stored.element_size() == 1:
         code = flat.view(torch.uint8)
-        add(
-            "the scale is 128x4-swizzled under the name of a row-major one",
-            lambda: unswizzle_scales(code, (n, k)).view(stored.dtype),
-        )
-        add(
-            "the scale has been unswizzled, and it was row-major",
-            lambda: swizzle_scales(code.view(n, k)).view(n, k).view(stored.dtype),
-        )
+        grid = unswizzle_scales(code, (n, k)).view(stored.dtype)
+        found.append(("the scale is 128x4-swizzled under the name of a row-major one", grid))
+        grid = swizzle_scales(code.view(n, k)).view(n, k).view(stored.dtype)
+        found.append(("the scale has been unswizzled, and it was row-major", grid))
     return found

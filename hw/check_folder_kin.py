@@ -80,6 +80,21 @@ def fused(matrices: list[Matrix], plain: Iterable[str], seen: dict[str, list[See
     return findings
 
 
+def copies(seen: dict[str, list[Seen]]) -> list[Finding]:
+    """Matrices with the bytes of a sibling, where few of a role are such: copied on purpose are all, or none."""
+    of = {s.name: s for group in seen.values() for s in group if s.rms > 0}
+    findings = []
+    for names in by_role(of).values():
+        same: dict[str, list[str]] = defaultdict(list)
+        for name in names:
+            same[of[name].digest].append(name)
+        again = [tuple(group) for group in same.values() if len(group) > 1]
+        if again and sum(map(len, again)) * 2 <= len(names):
+            text = "codes and scales are the same, byte for byte: one is a copy of the other"
+            findings += [Finding("copy", text, group) for group in again]
+    return findings
+
+
 def magnitudes(seen: dict[str, list[Seen]], told: set[str]) -> list[Finding]:
     """Matrices whose rms is far from that of their role. told: names whose magnitude is a finding already."""
     of = {s.name: s for group in seen.values() for s in group}
@@ -158,6 +173,12 @@ def _lacks(module: Module, part: str, suffix: str | None, plan: Plan) -> Finding
     return Finding("missing", f"{suffix} is missing: {what}", (module.name,))
 
 
+def expert_count(plan: Plan) -> int | None:
+    """Experts of a layer by the config, under any of the names of its key."""
+    told = [plan.model.get(key) for key in ("num_local_experts", "n_routed_experts", "num_experts")]
+    return next((n for n in told if isinstance(n, int) and n), None)
+
+
 def missing_experts(names: Iterable[str], plan: Plan) -> list[Finding]:
     """Experts that are not there, or lack a matrix, in one of the layers. names: of modules."""
     of: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
@@ -165,8 +186,7 @@ def missing_experts(names: Iterable[str], plan: Plan) -> list[Finding]:
         found = EXPERT.match(name)
         if found:
             of[found[1]][found[3]].add(int(found[2]))
-    told = [plan.model.get(key) for key in ("num_local_experts", "n_routed_experts", "num_experts")]
-    count = next((n for n in told if isinstance(n, int) and n), None)
+    count = expert_count(plan)
     findings = []
     for head, by_matrix in of.items():
         every = set().union(*by_matrix.values(), range(count or 0))

@@ -64,7 +64,8 @@ class Module:
 class Matrix:
     """How a quantized module lies: `lead` matrices of N x K, a scale per `block` = (rows, columns) of each.
 
-    reading: of the scales: "linear", "transposed" or "swizzled" (128x4). grid: rows and columns of scales.
+    reading: of the scales: "linear", "transposed", "padded" (to whole tiles of a swizzle), "swizzled" (128x4) or
+    "flat". turned: whether codes and scales lie as K x N, as ModelOpt leaves stacked experts.
     """
 
     module: Module
@@ -74,6 +75,7 @@ class Matrix:
     columns: int
     block: tuple[int, int]
     reading: str = "linear"
+    turned: bool = False
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -182,12 +184,15 @@ def _laid(module: Module, fmt: str, shape: tuple[int, int, int], scheme: Scheme 
     if found is not None:
         return found
     m = Matrix(module, fmt, lead, rows, columns, (1, BLOCK[fmt]))
+    turned = _turned(m)
+    if turned is not None:
+        return turned
     n, k = m.grid
     padded = padded_scales(n, k)
     if scale.numel == lead * padded[0] * padded[1]:
-        return Matrix(module, fmt, lead, rows, columns, (1, BLOCK[fmt]), "padded")
+        return replace(m, reading="padded")
     if scale.numel == lead * n * k:
-        return Matrix(module, fmt, lead, rows, columns, (1, BLOCK[fmt]), "flat")
+        return replace(m, reading="flat")
     text = f"scales have shape {list(scale.shape)}, which explains no block: {fmt} has {lead * n} x {k} for these codes"
     return Finding("shape", text, (scale.name, module.parts["codes"].name))
 
@@ -207,6 +212,15 @@ def _fp8(module: Module, shape: tuple[int, int, int], scheme: Scheme | None) -> 
         return found
     text = f"scales have shape {list(scale.shape)}, which is none per tensor, row or tile of {lead * rows} x {columns}"
     return Finding("shape", text, (scale.name, module.parts["codes"].name))
+
+
+def _turned(m: Matrix) -> Matrix | None:
+    """A stack whose matrices lie as K x N, two codes of a column to a byte, if the scale's shape says so."""
+    width = 2 if m.packed else 1
+    rows, columns = m.columns // width, m.rows * width
+    shape = (columns // m.block[1], rows)
+    fits = m.lead > 1 and columns % m.block[1] == 0 and m.module.parts["scale"].shape[-2:] == shape
+    return replace(m, rows=rows, columns=columns, turned=True) if fits else None
 
 
 def _fitting(candidates: list[Matrix]) -> Matrix | None:

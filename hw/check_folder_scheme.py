@@ -11,9 +11,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
+import torch
+
 from .check_folder_config import JUDGED, Plan
 from .check_folder_files import FLOATS, Entry
-from .check_folder_kin import role
+from .check_folder_kin import EXPERT, expert_count, role
 from .check_folder_parts import Matrix, Module
 from .check_folder_report import Finding
 from .check_folder_values import beyond
@@ -25,6 +27,8 @@ LINEAR = re.compile(
 )
 INTO = re.compile(r"\.(q_proj|k_proj|v_proj|gate_proj|up_proj|w1|w3|q_a_proj|kv_a_proj_with_mqa)$")
 OUT = re.compile(r"\.(o_proj|down_proj|w2)$")
+DTYPES = {"bfloat16": "BF16", "float16": "F16"}
+NARROW = "its width is not hidden_size, {}"
 PAD = 256  # a width is padded to a multiple of a power of two up to this one
 
 
@@ -81,9 +85,16 @@ def sizes(matrices: list[Matrix], names: set[str], plan: Plan) -> list[Finding]:
         if lost:
             text = f"{len(lost)} of {count} layers of the config have no tensor"
             findings.append(Finding("missing", text, tuple(f"layers.{n}" for n in lost)))
-    hidden = model.get("hidden_size")
+    hidden, inner = model.get("hidden_size"), model.get("moe_intermediate_size", model.get("intermediate_size"))
     if isinstance(hidden, int) and hidden:
         findings += [finding for m in matrices for finding in _width(m, hidden)]
+    if isinstance(inner, int) and inner:
+        findings += [finding for m in matrices for finding in _inner(m, inner)]
+    experts = expert_count(plan)
+    for m in matrices:
+        if m.lead > 1 and experts and m.lead != experts and ".experts." in m.module.name:
+            text = f"{m.lead} matrices are stacked, and the config has {experts} experts"
+            findings.append(Finding("config", text, (m.module.name,)))
     tails = {n.rpartition(".")[2] for n in names}
     if model.get("tie_word_embeddings") is False and "embed_tokens" in tails and "lm_head" not in tails:
         text = "it is missing, and config.json does not tie it to the embedding (tie_word_embeddings is false)"
@@ -101,12 +112,47 @@ def _width(m: Matrix, hidden: int) -> list[Finding]:
         if not pattern.search(name) or width == hidden:
             continue
         if not _padded(width, hidden):
-            return [Finding("config", f"{width} {side}, and hidden_size is {hidden}", (name,))]
+            return [Finding("config", NARROW.format(hidden), (name,), f"{width} {side}")]
         stale = sum(beyond(m, of, hidden) for of in range(m.lead)) if side == "columns" else 0
         if stale:
             text = f"{width} columns, and hidden_size is {hidden}: those beyond it do not decode to zero"
             return [Finding("padding", text, (name,), f"{stale:,} values")]
     return []
+
+
+def _inner(m: Matrix, inner: int) -> list[Finding]:
+    """A width of an expert that is not what the config says."""
+    if not EXPERT.match(m.module.name):
+        return []
+    width = m.rows if INTO.search(m.module.name) else m.columns if OUT.search(m.module.name) else inner
+    if width == inner or _padded(width, inner):
+        return []
+    return [Finding("config", f"experts are {width} wide, and the config says {inner}", (m.module.name,))]
+
+
+def plain_sizes(plain: Iterable[Entry], plan: Plan) -> list[Finding]:
+    """Embedding and head beside config.json: sizes, whether they are tied, and the dtype."""
+    model, findings = plan.model, []
+    of = {e.name.rpartition(".weight")[0].rpartition(".")[2]: e for e in plain if e.name.endswith(".weight")}
+    vocab, hidden = model.get("vocab_size"), model.get("hidden_size")
+    ends = [of[name] for name in ("embed_tokens", "lm_head") if name in of and len(of[name].shape) == 2]
+    for entry in ends:
+        if isinstance(hidden, int) and entry.shape[1] != hidden:
+            findings.append(Finding("config", NARROW.format(hidden), (entry.name,), f"{entry.shape[1]} columns"))
+        if isinstance(vocab, int) and entry.shape[0] < vocab:
+            text = f"it has fewer rows than vocab_size, {vocab}"
+            findings.append(Finding("config", text, (entry.name,), f"{entry.shape[0]} rows"))
+    if len(ends) == 2 and model.get("tie_word_embeddings") is True and ends[0].shape == ends[1].shape:
+        if ends[0].dtype != ends[1].dtype or not torch.equal(ends[0].read(), ends[1].read()):
+            text = "it is stored, and is not the embedding, to which the config ties it (tie_word_embeddings is true)"
+            findings.append(Finding("config", text, (ends[1].name,)))
+    told = DTYPES.get(str(model.get("dtype", model.get("torch_dtype"))).removeprefix("torch."))
+    stored = {e.dtype for e in plain if len(e.shape) == 2 and e.dtype in ("BF16", "F16")}
+    if told and stored and told not in stored:
+        findings.append(
+            Finding("config", f"the config says {told}, and matrices that are not quantized are others", ())
+        )
+    return findings
 
 
 def _padded(width: int, wanted: int) -> bool:

@@ -11,6 +11,7 @@ the scales alone do.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -33,11 +34,13 @@ INPUTS = {"NVFP4": 2688.0, "FP8": 448.0}  # amax = factor * this
 
 @dataclass(frozen=True)
 class Seen:
-    """What one of a module's matrices looks like: its rms, and the outer factor, 1 without one."""
+    """What one of a module's matrices looks like: its rms, the outer factor, 1 without one, and a digest of codes and
+    scales of some rows."""
 
     name: str
     rms: float
     outer: float
+    digest: str
 
 
 def look(m: Matrix) -> tuple[list[Seen], list[Finding]]:
@@ -49,9 +52,10 @@ def look(m: Matrix) -> tuple[list[Seen], list[Finding]]:
         name = m.module.name if m.lead == 1 else f"{m.module.name}[{of}]"
         grid = factors(stored_grid(m, of), m.fmt)
         findings += _scales(m, of, grid, name)
-        values, squares, vanished, blocks = 0, 0.0, 0, 0
+        values, squares, vanished, blocks, digest = 0, 0.0, 0, 0, hashlib.sha256(grid.numpy().tobytes())
         for first, last in sample(m):
             raw = elements(m, of, first, last)
+            digest.update(raw.numpy().tobytes())
             found = scaled(raw, grid, m, first).to(torch.float64)
             usable = torch.isfinite(found)
             squares += float(torch.where(usable, found, 0.0).square().sum())
@@ -62,7 +66,7 @@ def look(m: Matrix) -> tuple[list[Seen], list[Finding]]:
             text = f"most blocks have scale 0 and codes that are not: they vanish ({m.fmt})"
             findings.append(Finding("scales", text, (scale.name,), f"{vanished:,} of {blocks:,} sampled"))
         rms = (squares / max(values, 1)) ** 0.5
-        seen.append(Seen(name, rms * abs(float(outer[of])), float(outer[of])))
+        seen.append(Seen(name, rms * abs(float(outer[of])), float(outer[of]), digest.hexdigest()))
         findings += _magnitude(m, grid, rms, float(outer[of]), name)
     return seen, findings
 
@@ -154,7 +158,11 @@ def _outer(m: Matrix) -> list[Finding]:
     findings = []
     for part, what in (("outer", "outer scale"), ("input", "scale of activations")):
         entry = m.module.parts.get(part)
-        if entry is None or entry.dtype not in FLOATS:
+        if entry is None:
+            continue
+        if entry.dtype not in FLOATS or (part == "outer" and entry.dtype != "F32"):
+            findings.append(Finding(part, f"the {what} is {entry.dtype}, not F32", (entry.name,)))
+        if entry.dtype not in FLOATS:
             continue
         stored = entry.read().reshape(-1).to(torch.float32)
         count = stored.numel()

@@ -7,19 +7,19 @@
     lost to NaN    some v is NaN or infinite
     vanished       b > 0 and every v is 0
     saturated      b > 9/8 c under a normal scale byte: rounding a scale to E4M3 makes at most 17/16
-    halved         b > 9/4 t: less than half of the largest value is left, 1/8 allowed as above
+    halved         b > 17/8 t: less than half of the largest value is left, 1/16 allowed as above
 
 An outer that the dialect derives from x is the contract's own, and these counts are facts. Any other is a calibration:
-it may clip a few blocks, which is a fact too. It fails where it is no positive finite number, where more than half of
-the blocks of its scope (tensor, row, expert or run) are lost to NaN, vanished or halved, or where more than 7/8 of at
-least 32 are lost to NaN, vanished or saturated. For normal values, 4 times the outer of their amax loses nothing, half
-of it saturates half of the blocks and passes, a quarter of it fails. Model-Optimizer#1573 accepts
-amax <= 2688 outer <= 28672 times the smallest block amax, under which no block is lost at all.
+it may clip a few blocks, which is a fact too. It fails where it is no positive finite number, where more than a quarter
+of the blocks of its scope (tensor, row, expert or run) are lost to NaN, vanished or halved, though the dialect's own
+outer would keep them, or where more than 7/8 of at least 32 are lost to NaN, vanished or saturated. For normal values,
+4 times the outer of their amax loses nothing, half of it saturates half of the blocks and passes, a quarter of it
+fails. Model-Optimizer#1573 accepts amax <= 2688 outer <= 28672 times the smallest block amax, which loses no block.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,10 +28,11 @@ import numerics as nm
 from numerics.dialects_core import Dialect
 from numerics.scales import DIALECTS, Identification
 
-from .check_laws import LOST, UNRELATED, Folded, ScaleLaw, direction
+from .check_laws import LOST, UNRELATED, Folded, ScaleLaw, direction, not_finite
 
 ROUNDED = 9 / 8  # b / t beyond this is no rounding of a scale
-MANY, NEARLY_ALL = 32, 7 / 8
+HALVED = 17 / 8
+FEW, MANY, NEARLY_ALL = 1 / 4, 32, 7 / 8
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,11 @@ class Left:
     saturated: Tensor
     halved: Tensor
 
+    @property
+    def lost(self) -> Tensor:
+        """To NaN, or vanished."""
+        return self.nan | self.vanished
+
     def words(self, scope: Tensor) -> str:
         """The counts in a part of the blocks, empty if nothing is lost."""
         counts = {"saturate": self.saturated, "vanish": self.vanished, "decode to NaN or infinity": self.nan}
@@ -101,8 +107,10 @@ def judge_outer(found: Identification, f: Folded, names: tuple[str, ...], contra
         return _own(d, f, ["outer: none in the dump, and codes and scales are those of two levels"] if two else [])
     if kind == "own":
         return _own(d, f, [f"outer: {d.prose.outer}"])
-    if kind == "given":
-        return _given(d, f)
+    if kind == "given":  # of an x that says little, other dialects may make the same bytes and lose it
+        given = [_given(d, f)]
+        given += [_given(d, f) for d in dialects[1:] if given[0].faults]
+        return next((judged for judged in given if not judged.faults), given[0])
     two_levels = [d for d in dialects if d.direction is not None]
     if not two_levels:
         one = bool((f.outer == 1).all())
@@ -112,9 +120,11 @@ def judge_outer(found: Identification, f: Folded, names: tuple[str, ...], contra
 
 
 def of_law(law: ScaleLaw, f: Folded) -> Judgement:
-    """The outer of bytes that no dialect makes, as the nearest law of the scales has it, whose fault stands there."""
+    """The outer of bytes that no dialect makes, as the nearest law of the scales has it, whose fault stands there; and
+    blocks that are not finite."""
     meaning = Meaning(law.dialect, law.outer.stored, torch.tensor(law.outer.amax is not None))
-    return Judgement(meaning, (), ()) if law.fault else _left_under(meaning, f, [], [])
+    judged = Judgement(meaning, (), ()) if law.fault else _left_under(meaning, f, [], [])
+    return replace(judged, faults=(*judged.faults, *not_finite(f, law)))
 
 
 def _own(d: Dialect, f: Folded, facts: list[str], faults: list[str] | None = None) -> Judgement:
@@ -175,7 +185,15 @@ def left(m: Meaning, f: Folded) -> Left:
     saturated = some & (b > ROUNDED * m.largest(f)) & (s >= 2.0**-6)
     if m.dialect.direction is None:  # one level: its scale has the range of x
         saturated = torch.zeros_like(saturated)
-    return Left((b > 0) | nan, nan, (b > 0) & ~nan & (t == 0), saturated, some & (b > 2 * ROUNDED * t))
+    return Left((b > 0) | nan, nan, (b > 0) & ~nan & (t == 0), saturated, some & (b > HALVED * t))
+
+
+def _left_by_own(d: Dialect, f: Folded) -> Tensor:
+    """Blocks that are lost or halved under the outer that the dialect derives from x as well, bool (..., n)."""
+    outer = f.own(d)
+    steps = d.steps(f.blocks(d), outer)
+    blocks = left(Meaning(d, outer.stored, torch.tensor(True)), replace(f, codes=steps.codes, scales=steps.scales))
+    return blocks.lost | blocks.halved
 
 
 def _no_scale(m: Meaning, f: Folded, blocks: Left) -> str | None:
@@ -197,14 +215,15 @@ def _too_few(m: Meaning, f: Folded, blocks: Left) -> str | None:
     """The fault of an outer that is not derived from x and loses too many blocks of its scope."""
     if m.dialect.direction is None:
         return None
-    scopes, lost = m.scopes(f), blocks.nan | blocks.vanished
+    scopes, own = m.scopes(f), _left_by_own(m.dialect, f)
 
     def count(t: Tensor) -> Tensor:
         return torch.bincount(scopes[t], minlength=m.outer.numel())
 
     kept, given = count(blocks.kept), ~torch.broadcast_to(m.derived, f.scales.shape).squeeze(-1)
-    nearly = (count(lost | blocks.saturated) > NEARLY_ALL * kept) & (kept >= MANY)
-    bad = ((count(given) > 0) & ((2 * count(lost | blocks.halved) > kept) | nearly)).nonzero().flatten()
+    nearly = (count((blocks.lost | blocks.saturated) & ~own) > NEARLY_ALL * kept) & (kept >= MANY)
+    few = count((blocks.lost | blocks.halved) & ~own) > FEW * kept
+    bad = ((count(given) > 0) & (few | nearly)).nonzero().flatten()
     if not len(bad):
         return None
     scope, value = scopes == bad[0], float(m.outer.flatten()[bad[0]])

@@ -8,7 +8,12 @@ partial sum that is at most S), for products that are rounded before they are ad
 scales, and one rounding to the output's dtype at the end, u = 2^-24, 2^-8 or 2^-11 for float32, bfloat16 and float16.
 float64's own errors are below 2^-40 of S. Below FP32's normal numbers a product or a factor is off by up to 2^-149
 more, K + 4 times, and the output by its own least number. What may overflow may be infinite, or NaN where a partial
-sum may. Inside the bound nothing more is claimed.
+sum may. Inside the bound nothing more is claimed. An output fails that is NaN throughout because the operands are; so
+does an outer scale of an operand that holds values if it is no positive finite number: nothing is left.
+
+Readings compete by the elements that they explain by a number: NaN or infinity of the output that a reading excuses,
+by NaN codes of its own or by overflow, counts against it as a miss does, so that the formats whose bytes include NaN
+have no advantage. Of equal ones, fewer excuses, no padding and no fault come first.
 
 Where the output is outside, the product is taken again as kernels get it wrong: an outer scale lost or used in the
 wrong direction, nibbles swapped, scales read in another layout, experts' offsets off by one, a result that went through
@@ -71,12 +76,14 @@ class Way:
 
 @dataclass(frozen=True)
 class Tried:
-    """A way compared with some rows and columns of the output. error over bound, and the exact product there."""
+    """A way compared with some rows and columns of the output: error over bound, the exact product there, and elements
+    that are not finite with good reason, whose ratio is 0."""
 
     way: Way
     ratio: Tensor
     bound: Tensor
     exact: Tensor
+    excused: Tensor
 
     @property
     def outside(self) -> int:
@@ -100,29 +107,66 @@ def judge_product(dump: Dump, fmt: str | None) -> Report:
     name = f"product {y.shape[0]} x {y.shape[1]}"
     if best.outside:
         best = _best([way for way in ways if way.fault is None], y, *places)
-        return Report(name, (), (best.way.words,), (_missed(best, y),))
+    nothing = _nothing_left(dump, best, y)
+    if nothing or best.outside:
+        return Report(name, (), (best.way.words,), nothing or (_missed(best, y),))
     facts = (best.way.words, f"largest error: {float(best.ratio.max()):.3g} of the bound of FP32 sums in any order")
+    if bool(best.excused.any()):
+        facts += (f"{int(best.excused.sum()):,} elements are NaN or infinite, as the operands or overflow make them",)
     if best.way.fault is None:
         return Report(name, ("an FP32 sum of the decoded operands, within its bound",), facts, ())
     return Report(name, (), facts, (best.way.fault,))
 
 
 def _best(ways: list[Way], y: Tensor, rows: Tensor, columns: Tensor) -> Tried:
-    """The way that misses the fewest elements of some rows and columns, compared with all of the output."""
+    """The way that explains the most elements of some rows and columns, compared with all of the output."""
 
-    def rank(way: Way) -> tuple[int, bool]:
-        return _tried(way, y, rows, columns).outside, way.fault is not None
+    def rank(way: Way) -> tuple[int, int, bool, bool]:
+        t = _tried(way, y, rows, columns)
+        excused = int(t.excused.sum())
+        return t.outside + excused, excused, "padded" in way.words, way.fault is not None
 
     return _tried(min(ways, key=rank), y, *(torch.arange(n) for n in y.shape))
+
+
+def _nothing_left(dump: Dump, t: Tried, y: Tensor) -> tuple[str, ...]:
+    """The faults of outer scales that are none, and of operands whose product is NaN throughout."""
+    found = []
+    for name, operand in (("a", t.way.a), ("b", t.way.b)):
+        outer = dump.get(f"{name}_outer")
+        if outer is None:
+            continue
+        holds = (nm.decode(operand.codes, operand.layout.element) != 0).any(-1)  # (..., rows)
+        if outer.numel() == holds.shape[0] != holds.numel():  # one per expert
+            holds = holds.any(-1)
+        elif outer.numel() != holds.numel():  # one, or one per column of every expert
+            holds = holds.flatten(0, -2).any(0) if outer.numel() == holds.shape[-1] else holds.any()
+        bad = (~(torch.isfinite(outer) & (outer > 0))).flatten() & holds.flatten()
+        if bool(bad.any()):
+            at = int(bad.nonzero()[0])
+            where = f" at {at}" if outer.numel() > 1 else ""
+            found.append(
+                f"the outer scale of {name} is {float(outer.flatten()[at]):g}{where}: nothing of {name} is left"
+            )
+    if not found and bool(torch.isnan(y).all() & torch.isnan(t.exact).all()):
+        found.append("every element is NaN, as the operands make it: nothing of the product is left")
+    return tuple(found)
+
+
+def _not_finite(y: Tensor) -> str:
+    """How much of an output is NaN or infinite, in words; empty if nothing is."""
+    nan, infinite = int(torch.isnan(y).sum()), int(torch.isinf(y).sum())
+    if max(nan, infinite) == y.numel():
+        return f"every element is {'NaN' if nan else 'infinite'}"
+    return f"{nan:,} elements are NaN and {infinite:,} infinite" if nan or infinite else ""
 
 
 def _missed(t: Tried, y: Tensor) -> str:
     at = tuple(int(i) for i in torch.unravel_index(t.ratio.argmax(), t.ratio.shape))
     found, exact, bound, far = (float(v[at]) for v in (y.double(), t.exact, t.bound, t.ratio))
-    return (
-        f"{t.outside:,} of {y.numel():,} elements are outside the bound; the worst is output{list(at)} = "
-        f"{found:.9g}, exact {exact:.9g}, bound {bound:.3g}, {far:.3g} times as far; no known fault explains it"
-    )
+    worst = f"the worst is output{list(at)} = {found:.9g}, exact {exact:.9g}, bound {bound:.3g}, {far:.3g} times as far"
+    known = f"{_not_finite(y)}; " if _not_finite(y[t.ratio > 1]) else ""
+    return f"{known}{t.outside:,} of {y.numel():,} elements are outside the bound; {worst}; no known fault explains it"
 
 
 def _layouts(dump: Dump, fmt: str | None) -> list[Layout]:
@@ -264,7 +308,7 @@ def _tried(way: Way, y: Tensor, rows: Tensor, columns: Tensor) -> Tried:
     overflowing = ~torch.isfinite(y) & (size >= torch.finfo(torch.float32).max)
     alike = (torch.isnan(exact) & torch.isnan(y)) | infinite | overflowing
     ratio = torch.where(alike, 0.0, error / bound).nan_to_num(nan=math.inf, posinf=math.inf)
-    return Tried(way, ratio, bound, exact)
+    return Tried(way, ratio, bound, exact, alike & ~torch.isfinite(y))
 
 
 def _bound(exact: Tensor, size: Tensor, factor: Tensor, k: int, dtype: torch.dtype, roundings: float) -> Tensor:

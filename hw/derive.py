@@ -46,7 +46,7 @@ def source_of(case: SeamCase, i: Inputs, operand: str) -> Source | None:
     p = case.path
     if p is None:
         return None
-    if case.name.endswith("rotated"):
+    if "rotated" in case.words:
         return _rotated(case, i, operand)
     drawn = replace(p.grad, rounding=nm.Rounding.STOCHASTIC)
     if case.function == "quantize_tokens":
@@ -56,6 +56,7 @@ def source_of(case: SeamCase, i: Inputs, operand: str) -> Source | None:
             "along rows": Source(x, drawn, -2, i.get("groups"), i.get("random")),
             "weight": Source(x, p.weight),
             "grad": Source(x, drawn, random=i.get("random")),
+            "nearest along rows": Source(x, p.grad, -2, i.get("groups")),
         }[operand]
     if case.function == "gate_up_glu":
         gate_up = nm.matmul(i["x"], i["w"], groups=i["groups"])
@@ -67,7 +68,8 @@ def source_of(case: SeamCase, i: Inputs, operand: str) -> Source | None:
         y = y if p.wire.signs is None else nm.hadamard(y, len(p.wire.signs), p.wire.signs)
         return Source(y, ops.Cast(p.wire.fmt))
     if case.function == "grad_to_wire":
-        return Source(i["g"].to(torch.float32).index_select(0, i["tokens"]) * i["weights"], p.grad)
+        sent = i["g"].to(torch.float32).index_select(0, i["tokens"]) * i["weights"]
+        return Source(sent, drawn, random=i["random"]) if "drawn" in case.words else Source(sent, p.grad)
     if case.function == "requantize_transpose":
         if operand == "weight":
             return _recast(i["w"], p.saved_weight, None, i["random"])
@@ -157,9 +159,11 @@ def _aggregate(case: SeamCase, i: Inputs, name: str, at: At) -> list[str]:
     assert case.path is not None
     q, signs, (t, column) = i["payload"], case.path.wire.signs, at
     decoded = q.to(torch.float32) if isinstance(q, Tensor) else q.dequantize()
+    signs = None if "returned" in case.words else signs
+    weights = i.get("weights") if name == "out" else None
     lines, total = [], torch.zeros(())
     for k, row in enumerate(i["slots"][t].tolist()):
-        weight = i["weights"][t, k] if name == "out" else torch.ones(())
+        weight = torch.ones(()) if weights is None else weights[t, k]
         term = decoded[row] * weight
         lines.append(f"expert {k}: row {row}, weight {number(weight)} * {number(decoded[row, column])}")
         total = term if k == 0 else total + term

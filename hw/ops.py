@@ -27,6 +27,7 @@ from numerics.ops import Recast as Recast
 from numerics.ops import Wire as Wire
 from numerics.ops_arguments import draws, require_experts, require_operand, require_rows
 from numerics.partition import check_groups
+from numerics.subnormals import kept
 
 from .casts import along_features, along_tokens, plain, refuse, require_blocks, require_known
 from .grouped import decoded, per_row, row_factors, sums_of_columns, sums_of_rows
@@ -39,6 +40,7 @@ from .packed import packed_bytes
 from .sources import Source
 
 
+@kept
 def quantize_tokens(
     x: Tensor,
     cast: Cast,
@@ -102,6 +104,7 @@ def _sums(x: Operand, w: Operand, groups: Any, accumulator: str, rounded: bool =
     return sums_of_rows(x, w, offsets, rounded=rounded and plain_sums), row_factors(x, w, offsets)
 
 
+@kept
 def gate_up_glu(
     x: Operand, w13: Operand, groups: Any, hidden: Cast, accumulator: str = "library"
 ) -> tuple[Operand, Tensor]:
@@ -124,6 +127,7 @@ def glu_of_sums(sums: Tensor, factors: Tensor | None, hidden: Cast) -> tuple[Ope
     return along_features(source, hidden, (len(sums),), values=sums.is_cuda), gate_up
 
 
+@kept
 def down_to_wire(h: Operand, w2: Operand, groups: Any, wire: Wire, accumulator: str = "library") -> Operand:
     """See `numerics.ops.down_to_wire`."""
     require_experts(groups, h=h, w2=w2)
@@ -142,6 +146,7 @@ def wire_of_sums(sums: Tensor, factors: Tensor | None, wire: Wire) -> Operand:
     return along_features(source, Cast(wire.fmt), (len(sums),), signs=wire.signs)
 
 
+@kept
 def aggregate(payload: Operand, slots: Tensor, weights: Tensor | None, wire: Wire) -> tuple[Tensor, Tensor]:
     """See `numerics.ops.aggregate`."""
     require_operand(payload, "payload", 2)
@@ -165,6 +170,7 @@ def aggregate(payload: Operand, slots: Tensor, weights: Tensor | None, wire: Wir
     return out, rows
 
 
+@kept
 def router_gradient(g: Tensor, decoded: Tensor, slots: Tensor, wire: Wire) -> Tensor:
     """See `numerics.ops.router_gradient`."""
     for name, t in (("g", g), ("decoded", decoded)):
@@ -177,6 +183,7 @@ def router_gradient(g: Tensor, decoded: Tensor, slots: Tensor, wire: Wire) -> Te
     return gradient_of_weights(plain(g), plain(decoded), slots, wire.signs)
 
 
+@kept
 def grad_to_wire(g: Tensor, tokens: Tensor, row_weights: Tensor, cast: Cast, random: Random | None = None) -> Operand:
     """See `numerics.ops.grad_to_wire`."""
     require_tensor(g, "g")
@@ -195,6 +202,7 @@ def row_scale(q: Operand, recast: Recast) -> Tensor | None:
     return emulated.row_scale(q, recast)
 
 
+@kept
 def requantize_transpose(
     q: Operand,
     recast: Recast,
@@ -248,6 +256,7 @@ def _requantized(
     return along_tokens(decoded(q, False, outer, factor)[0], cast, groups, random, signs)
 
 
+@kept
 def grad_products(
     g: Operand, g_tokens: Operand, w: Operand, x: Operand, groups: Any, accumulator: str = "library"
 ) -> tuple[Tensor, Tensor]:
@@ -281,6 +290,7 @@ def _tensor_factor(a: Operand, b: Operand) -> Tensor | None:
     return None if not factors else factors[0] if len(factors) == 1 else factors[0] * factors[1]
 
 
+@kept
 def glu_backward(dh: Tensor, gate_up: Tensor) -> Tensor:
     """See `numerics.ops.glu_backward`."""
     require_tensor(dh, "dh", (torch.float32,))

@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 
-import numerics as nm
 from numerics import ops
 
 from .device import library_absent, triton_absent
@@ -178,47 +177,3 @@ def _require_signature(name: str, f: str, function: Callable[..., Any]) -> None:
         same, found = False, "(what Python cannot tell)"
     if not same:
         raise ValueError(f"ops={name!r}: {f}{found} has another signature than the seam's {f}{shown(seam()[f])}")
-
-
-class Wrong(Exception):
-    """A result of another kind than the contract's, told in words."""
-
-
-class Calls:
-    """The functions of an implementation as attributes; it writes down in words what each call returned.
-
-    `expected`: what the calls must return, in their order, else they raise `Wrong`; None: whatever they do.
-    """
-
-    def __init__(self, functions: dict[str, Callable[..., Any]]) -> None:
-        self.returned: list[str] = []
-        self.expected: list[str] | None = None
-        for name, function in functions.items():
-            setattr(self, name, self._watched(name, function))
-
-    def expect(self, returned: list[str] | None) -> None:
-        """Start anew: the next calls are the first ones."""
-        self.returned, self.expected = [], returned
-
-    def _watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            result = function(*args, **kwargs)
-            self.returned.append(described(result))
-            at = len(self.returned) - 1
-            if self.expected is not None and self.returned[at] != self.expected[at]:
-                raise Wrong(f"{name} returned {self.returned[at]} instead of {self.expected[at]}")
-            return result
-
-        return watched
-
-
-def described(result: Any) -> str:
-    """The kind of a result; values, shapes and dtypes are compared elsewhere."""
-    if isinstance(result, tuple):
-        return " and ".join(map(described, result))
-    if isinstance(result, nm.BlockTensor):
-        groups = result.groups or (0, result.shape[result.axis])
-        return f"{result.fmt.name} with blocks along axis {result.axis} in groups {groups}"
-    if isinstance(result, torch.Tensor):
-        return "a tensor"
-    return "None" if result is None else f"an object of type {type(result).__name__}"

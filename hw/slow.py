@@ -57,17 +57,18 @@ def _quantize_tokens(case: SeamCase, i: Inputs) -> Outputs:
     assert p is not None
     drawn = ops.Cast(p.grad.fmt, None, nm.Rounding.STOCHASTIC)
     x = i["x"].to(torch.float64).tolist()
-    if case.name.endswith("weight"):
+    if "weight" in case.words:
         return _weight(p, x)
-    if case.name.endswith("rows"):
-        groups, random, bits = i["groups"], i["random"], nm.MXFP8.element.bits
-        fields = [
-            _row_field(random, e, r - start, bits)
-            for e, (start, end) in enumerate(pairwise(groups))
-            for r in range(start, end)
-        ]
-        return along_features("grad", x, drawn, fields)
+    if "rows" in case.words:
+        nearest = along_rows("nearest along rows", x, p.grad, i["groups"], None)
+        return along_features("grad", x, drawn, _row_fields(i["groups"], i["random"])) | nearest
     return along_features("payload", x, p.activation) | along_rows("along rows", x, drawn, i["groups"], i["random"])
+
+
+def _row_fields(groups: tuple[int, ...], random: nm.Random) -> list[Field]:
+    """The words of rows that count within their experts."""
+    bits, experts = nm.MXFP8.element.bits, enumerate(pairwise(groups))
+    return [_row_field(random, e, r - start, bits) for e, (start, end) in experts for r in range(start, end)]
 
 
 def _row_field(random: nm.Random, expert: int, line: int, bits: int) -> Field:
@@ -120,16 +121,18 @@ def _aggregate(case: SeamCase, i: Inputs) -> Outputs:
     assert case.path is not None
     rows, slots = decoded(i["payload"]), i["slots"].tolist()
     found = {}
-    for name, weights in (("out", i["weights"].tolist()), ("unweighted", None)):
+    signs = None if "returned" in case.words else case.path.wire.signs
+    named = {"unweighted": None} if "weights" in i else {}
+    for name, weights in ({"out": i["weights"].tolist() if "weights" in i else None} | named).items():
         out = []
         for t, token in enumerate(slots):
             terms = [[v if weights is None else mul32(v, weights[t][k]) for v in rows[r]] for k, r in enumerate(token)]
             total = terms[0]
             for term in terms[1:]:
                 total = [add32(a, b) for a, b in zip(total, term, strict=True)]
-            out.append(_rotated(total, case.path.wire.signs, inverse=True))
+            out.append(_rotated(total, signs, inverse=True))
         found[name] = bf16(out)
-    if case.name.endswith("cancelling"):
+    if {"cancelling", "returned"} & set(case.words):
         return {"out": found["out"]}
     return found | {"decoded": torch.tensor([rows[r] for token in slots for r in token], dtype=torch.float32)}
 
@@ -138,13 +141,16 @@ def _grad_to_wire(case: SeamCase, i: Inputs) -> Outputs:
     assert case.path is not None
     g, weights = i["g"].tolist(), i["weights"].flatten().tolist()
     rows = [[mul32(v, weight) for v in g[t]] for t, weight in zip(i["tokens"].tolist(), weights, strict=True)]
+    if "drawn" in case.words:
+        drawn = ops.Cast(case.path.grad.fmt, None, nm.Rounding.STOCHASTIC)
+        return along_features("payload", rows, drawn, _row_fields(i["random"].rows, i["random"]))
     return along_features("payload", rows, case.path.grad)
 
 
 def _requantize_transpose(case: SeamCase, i: Inputs) -> Outputs:
     p, random, groups = case.path, i["random"], i["groups"]
     assert p is not None
-    if case.name.endswith("moved"):
+    if "moved" in case.words:
         cast = ops.Cast(nm.MXFP8, None, nm.Rounding.STOCHASTIC)
         moved = decoded(i["dy"])
         if isinstance(i["q"], nm.BlockTensor) and i["q"].outer is not None:
@@ -197,7 +203,7 @@ TWINS: dict[str, Callable[[SeamCase, Inputs], Outputs]] = {
 
 def reaches(case: SeamCase) -> bool:
     """Whether the case has a twin here: its bits are defined, it computes something, and no transform comes first."""
-    return case.function in TWINS and not case.bounded and not case.name.endswith("rotated")
+    return case.function in TWINS and not case.bounded and "rotated" not in case.words
 
 
 def outputs(case: SeamCase, inputs: Inputs) -> Outputs:

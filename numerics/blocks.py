@@ -27,6 +27,7 @@ from .formats import E4M3
 from .layout import pack_nibbles, unpack_nibbles
 from .outer import FLT_MAX
 from .partition import Partition, check_groups
+from .subnormals import kept
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -152,6 +153,7 @@ class BlockTensor:
         outer = None if self.outer is None else self.outer.mT
         return self.derived(codes=self.codes.mT, scales=self.scales.mT, outer=outer, axis=axis)
 
+    @kept
     def values(self) -> Tensor:
         """Code value * block scale, without the outer scale: float32, the shape of the tensor.
 
@@ -225,6 +227,7 @@ class BlockTensor:
             return self.outer
         return self._per_value(self.outer, self.outer_block)
 
+    @kept
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Values with the outer scale, shape of the tensor, rounded to FP32 and then to `dtype`.
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from .arguments import FLOATS, require_integers, require_kind, require_same_device, shown
 from .formats import TABLE_BITS, Format, cached_table
 from .rounding import RANDOM_WIDTHS, Rounding, pattern, round_magnitude, working_dtype
+from .subnormals import kept
 
 CHUNK = 1 << 16  # elements that stay in a CPU's cache through all steps of an encoding
 ELEMENT_FORMAT = "pass an element format such as nm.E2M1"
@@ -52,6 +53,7 @@ def require_float(x: Tensor, name: str) -> None:
         raise TypeError(f"{name} has dtype {x.dtype}: convert it to float32, float64, float16 or bfloat16")
 
 
+@kept
 def encode(
     x: Any,
     fmt: Format,
@@ -159,6 +161,7 @@ def with_sign(magnitude: Tensor, sign: Tensor, fmt: Format) -> Tensor:
     return magnitude | (sign & (1 << (fmt.bits - 1)))
 
 
+@kept
 def decode(codes: Any, fmt: Format) -> Any:
     """Values of `codes`, float32, any shape; numpy if `codes` is. Exact.
 
@@ -196,6 +199,7 @@ def decode_tensor(codes: Tensor, fmt: Format) -> Tensor:
     return torch.where(codes >> width > 0, -value, value).to(torch.float32)
 
 
+@kept
 def round_to(
     x: Any,
     fmt: Format,

@@ -31,6 +31,7 @@ from .partition import Partition, partition_of
 from .philox import Random, philox_words
 from .quantizer import quantize, requantize
 from .rounding import Rounding
+from .subnormals import kept
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -79,6 +80,7 @@ def compile(function: F) -> F:
         raise TypeError(f"function is {shown(function)}: pass a function of tensors")
     state: dict[str, Callable[..., Any]] = {}
 
+    @kept
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         if "chosen" not in state:

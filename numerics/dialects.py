@@ -7,11 +7,10 @@
 
 The formulas are in `dialects_nv` and `dialects_mx`, what is stored and how it is decoded in `dialects_orders`; entries
 in `dialects_te`, `dialects_peers`, `dialects_house` and here; both in `dialects_engines`, `dialects_emulators` and
-`dialects_fp8`. Versions read: Transformer Engine d0067d0, torchao 0.18.0, ModelOpt 0.47.0, compressed-tensors 0.20.1,
-FlashInfer fb28d72, fouroversix 1.0.5 and dadfad6, Quartet II 8776a90, TetraJet-v2 bc8ad3a, ThunderKittens 0b55588, qwix
-0.1.8; those of the others stand in their entries. A kernel that divides approximately (CUDA's fast math, Triton's `/`)
-is described with correct divisions, and its entry says so under "not claimed". Elements are rounded to nearest but in
-`microxcaling_floor`, ties as `Dialect.rounding` says.
+`dialects_fp8`. The version or commit that was read stands in each entry's source. A kernel that divides approximately
+(CUDA's fast math, Triton's `/`) is described with correct divisions, and its entry says so under "not claimed".
+Elements are rounded to nearest, ties as `Dialect.rounding` says, but `microxcaling_floor` truncates. `fourbit dialects`
+prints all of them as a table.
 """
 
 from __future__ import annotations
@@ -64,13 +63,13 @@ def _mx(
     )
 
 
-_TORCHAO = "pytorch/ao, torchao/prototype/mx_formats/mx_tensor.py, to_mx, "
+_TORCHAO = "pytorch/ao 0.18.0, torchao/prototype/mx_formats/mx_tensor.py, to_mx, "
 _TRITON = "triton-lang/triton 018a674, python/triton_kernels/triton_kernels/numerics_details/mxfp.py"
 _VLLM = "vllm-project/vllm {}, vllm/model_executor/layers/quantization/utils/{}_utils.py, "
 _MLX_FORMATS = ("MXFP4", "MXFP8")
 _METAL = "ml-explore/mlx {}, mlx/backend/metal/kernels/fp_quantized.h, fp_quantize with fp8.h and fp4.h"
 _MLX_CPU = (
-    "ml-explore/mlx 0.32.0, before #4353, mlx/ops.cpp, fp_quantize: the graph that stands for the kernel on a CPU"
+    "ml-explore/mlx 0.32.0 (before #4353), mlx/ops.cpp, fp_quantize: the graph that stands for the kernel on a CPU"
 )
 _MLX_SCALE = "2^k, k = fl(log2(b / max)) to the nearest integer, halves to even, in x's dtype"
 _MLX_NAN = "an infinity makes its block's scale 0xFF; a NaN has the largest code of its sign"
@@ -132,7 +131,8 @@ MX: tuple[Dialect, ...] = (
     ),
     _mx(
         "te_mxfp8",
-        "NVIDIA/TransformerEngine, transformer_engine/common/cast/mxfp8/quantize_mxfp8.cuh, util/ptx.cuh float_to_e8m0",
+        "NVIDIA/TransformerEngine d0067d0, transformer_engine/common/cast/mxfp8/quantize_mxfp8.cuh, "
+        "util/ptx.cuh float_to_e8m0",
         mx.te_mxfp8,
         "fl(b * fl(1/max)) rounded up to a power of two",
         _LEAST,
@@ -144,7 +144,7 @@ MX: tuple[Dialect, ...] = (
     ),
     _mx(
         "compressed_tensors_mx",
-        "vllm-project/compressed-tensors, quantization/utils/mxfp_utils.py, generate_mx_scales",
+        "vllm-project/compressed-tensors 0.20.1, quantization/utils/mxfp_utils.py, generate_mx_scales",
         mx.compressed_tensors_mx,
         "2^(e(b rounded half up to one mantissa bit) - emax)",
         _LEAST,
@@ -155,7 +155,8 @@ MX: tuple[Dialect, ...] = (
     ),
     _mx(
         "fouroversix_mx",
-        "mit-han-lab/fouroversix, src/fouroversix/quantize/pytorch/reference.py, quantize_to_mxfp4, static_6",
+        "mit-han-lab/fouroversix 1.0.5 and dadfad6, src/fouroversix/quantize/pytorch/reference.py, "
+        "quantize_to_mxfp4, static_6",
         mx.fouroversix_mx,
         "fl(b / 6) rounded up to a power of two",
         "0x00, with elements of +0",
@@ -201,7 +202,7 @@ MX: tuple[Dialect, ...] = (
     ),
     _mx(
         "mlx_mx",
-        _METAL.format("0.32.4, since #4353"),
+        _METAL.format("0.32.4 (since #4353)"),
         mx.mlx,
         "fl(b / max) rounded up to a power of two",
         _LEAST,
@@ -214,7 +215,7 @@ MX: tuple[Dialect, ...] = (
     ),
     _mx(
         "mlx_mx_before",
-        _METAL.format("846d176, before #4353"),
+        _METAL.format("846d176 (before #4353)"),
         mx.mlx_before,
         "2^k, k = fl(log2(b / max)) to the nearest integer, halves away from 0: a block maximum may saturate",
         _LEAST,
@@ -284,7 +285,7 @@ MX: tuple[Dialect, ...] = (
     ),
     _mx(
         "vllm_mxfp8_floor",
-        _VLLM.format("0013442, before that", "mxfp8") + "_mxfp8_e4m3_quantize_torch",
+        _VLLM.format("before 0.32.0 (0013442)", "mxfp8") + "_mxfp8_e4m3_quantize_torch",
         mx.vllm_mxfp8_floor,
         "2^floor(fl(log2 b)): the block maximum becomes 1 to 2",
         "0x01 (2^-126), the least",

@@ -16,6 +16,7 @@ formula was read there and is checked against its bytes where it runs on a CPU.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ from .dialects_layout import scale_values
 from .folding import partner
 from .formats import E4M3, Format
 from .partition import Partition
+from .subnormals import kept
 
 # how a dialect rounds an element between two codes: to the nearer one, with ties as named, or to the smaller magnitude
 ROUNDINGS = ("ties to even", "ties away from zero", "ties toward +infinity", "ties toward zero", "truncated")
@@ -114,7 +116,7 @@ class Dialect:
     """One public quantizer's rule.
 
     Args:
-        name: the key in `DIALECTS`. source: repository, file and function, or paper and section.
+        name: the key in `DIALECTS`. source: "owner/repository version, file, function", or paper and section.
         formats: names of the block formats that it makes. prose: its decisions in words.
         steps: (blocks, outer) -> Steps. decode: (element values, scale values, stored outer) -> values.
         direction: of the stored outer: "amax", "decode", "encode", or None without one.
@@ -143,6 +145,13 @@ class Dialect:
     rows: bool = False
     rounding: str = "ties to even"
 
+    @property
+    def origin(self) -> tuple[str, str]:
+        """Repository and the version or commit that was read, or paper and its number."""
+        where, _, version = re.split("[,;:]", self.source)[0].partition(" ")
+        return where, version
+
+    @kept
     def quantize(self, x: Any, fmt: Any = None, axis: int = -1, outer: Any = None) -> Quantized:
         """The bytes that this quantizer makes of `x`.
 
@@ -172,6 +181,7 @@ class Dialect:
         stored = None if self.outer_of is None else unfolded_outer(factor.stored, axis, layout.block, self.run)
         return Quantized(folding.unfold(steps.codes), folding.scales(steps.scales), stored, layout.name, axis)
 
+    @kept
     def dequantize(self, q: Quantized) -> Tensor:
         """Values of what `quantize` made, float32, the shape of its codes, in this quantizer's order of products."""
         layout = LAYOUTS[q.fmt]

@@ -100,7 +100,7 @@ def _plus_zero(scaled: Tensor, element: Format) -> Tensor:
 def _quark(name: str, mode: str, scale: str, zero: str) -> Dialect:
     return Dialect(
         name,
-        "amd/Quark, amd-quark 0.13, quark/torch/kernel/hw_emulation/hw_emulation_interface.py, fake_quantize_mx, "
+        "amd/Quark 0.13, quark/torch/kernel/hw_emulation/hw_emulation_interface.py, fake_quantize_mx, "
         f'scale_calculation_mode="{mode}"; csrc/mx/funcs.cuh, fake_quantize_element',
         _QUARK_FORMATS,
         Prose(

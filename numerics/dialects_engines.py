@@ -118,7 +118,7 @@ def ue4m3(ratio: Tensor) -> tuple[Tensor, Tensor]:
 def _flashinfer_46(name: str, flag: str, steps: Callable[..., Steps], scored: str) -> Dialect:
     return Dialect(
         name,
-        "flashinfer-ai/flashinfer, tests/test_helpers/utils_fp4.py, ref_fp4_quant_4over6_te; csrc/nv_internal/"
+        "flashinfer-ai/flashinfer fb28d72, tests/test_helpers/utils_fp4.py, ref_fp4_quant_4over6_te; csrc/nv_internal/"
         f"tensorrt_llm/kernels/quantization_utils.cuh, cvt_warp_fp16_to_fp4 with FLASHINFER_NVFP4_4OVER6=1{flag} and "
         "FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH=1",
         NVFP4,

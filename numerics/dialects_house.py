@@ -91,7 +91,7 @@ def fourbit_fp8(blocks: Blocks, outer: Outer) -> Steps:
 
 EXACT = Dialect(
     "exact",
-    "the real quotients of arXiv 2509.25149, appendix B, each rounded once",
+    "arXiv 2509.25149, appendix B: the real quotients, each rounded once",
     TILED,
     Prose(
         "the tensor's amax A itself",

@@ -20,7 +20,7 @@ _DECODE = "decode, A / 2688"
 
 TORCHAO = Dialect(
     "torchao",
-    "pytorch/ao, torchao/prototype/mx_formats/nvfp4_tensor.py, nvfp4_quantize with per_tensor_amax_to_scale",
+    "pytorch/ao 0.18.0, torchao/prototype/mx_formats/nvfp4_tensor.py, nvfp4_quantize with per_tensor_amax_to_scale",
     NVFP4,
     Prose(
         _DECODE + "; 0 for an all-zero tensor, whose scales are NaN",
@@ -39,7 +39,7 @@ TORCHAO = Dialect(
 )
 TORCHAO_ONE_LEVEL = Dialect(
     "torchao_one_level",
-    "pytorch/ao, torchao/prototype/mx_formats/nvfp4_tensor.py, nvfp4_quantize without per_tensor_scale",
+    "pytorch/ao 0.18.0, torchao/prototype/mx_formats/nvfp4_tensor.py, nvfp4_quantize without per_tensor_scale",
     NVFP4,
     Prose(
         "none",
@@ -56,7 +56,7 @@ TORCHAO_ONE_LEVEL = Dialect(
 )
 MODELOPT = Dialect(
     "modelopt",
-    "NVIDIA/Model-Optimizer, modelopt/torch/quantization/qtensor/nvfp4_tensor.py, NVFP4QTensor.quantize",
+    "NVIDIA/Model-Optimizer 0.47.0, modelopt/torch/quantization/qtensor/nvfp4_tensor.py, NVFP4QTensor.quantize",
     NVFP4,
     Prose(
         _DECODE + "; 0 for an all-zero tensor, whose scales are NaN",
@@ -74,7 +74,7 @@ MODELOPT = Dialect(
 )
 COMPRESSED_TENSORS = Dialect(
     "compressed_tensors",
-    "vllm-project/compressed-tensors, quantization/utils/helpers.py, generate_gparam and calculate_qparams",
+    "vllm-project/compressed-tensors 0.20.1, quantization/utils/helpers.py, generate_gparam and calculate_qparams",
     NVFP4,
     Prose(
         "encode, (1 / A) * 2688, both rounded to x's dtype; 1 where that is NaN or infinite",
@@ -93,7 +93,7 @@ COMPRESSED_TENSORS = Dialect(
 )
 FLASHINFER = Dialect(
     "flashinfer",
-    "flashinfer-ai/flashinfer, tests/test_helpers/utils_fp4.py, ref_fp4_quant: the default kernel's formulas",
+    "flashinfer-ai/flashinfer fb28d72, tests/test_helpers/utils_fp4.py, ref_fp4_quant: the default kernel's formulas",
     NVFP4,
     Prose(
         "encode, (1 / A) * 2688, as torch divides a number by a tensor; infinite for zeros, whose scales are then NaN",
@@ -112,8 +112,8 @@ FLASHINFER = Dialect(
 )
 FLASHINFER_EXACT = Dialect(
     "flashinfer_exact",
-    "flashinfer-ai/flashinfer, csrc/nv_internal/tensorrt_llm/kernels/quantization_utils.cuh, cvt_warp_fp16_to_fp4 with "
-    "FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH=1",
+    "flashinfer-ai/flashinfer fb28d72, csrc/nv_internal/tensorrt_llm/kernels/quantization_utils.cuh, "
+    "cvt_warp_fp16_to_fp4 with FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH=1",
     NVFP4,
     Prose(
         "encode, (1 / A) * 2688, as torch divides a number by a tensor",
@@ -135,7 +135,7 @@ FLASHINFER_EXACT = Dialect(
 def _fouroversix(name: str, rule: str, limit: float, steps: Callable[..., Steps], limits: str) -> Dialect:
     return Dialect(
         name,
-        "mit-han-lab/fouroversix, src/fouroversix/quantize/pytorch/reference.py, " + rule,
+        "mit-han-lab/fouroversix 1.0.5 and dadfad6, src/fouroversix/quantize/pytorch/reference.py, " + rule,
         NVFP4,
         Prose(
             "the tensor's amax A itself",
@@ -171,7 +171,7 @@ FOUROVERSIX = (
     _fouroversix("fouroversix_static_4", "static_4", 1792.0, partial(nv.fouroversix_static, largest=4.0), ""),
 )
 
-_QUARTET = "IST-DASLab/Quartet-II, src/models/quantization/quantizers/"
+_QUARTET = "IST-DASLab/Quartet-II 8776a90, src/models/quantization/quantizers/"
 _ONE = "0x38 (1.0), also where the scale underflows"
 _TRITON = "Triton's `/` divides approximately on a GPU; the bytes are fourbit's, it keeps values only"
 
@@ -227,7 +227,7 @@ QUARTET = (
 )
 TETRAJET_V2 = Dialect(
     "tetrajet_v2",
-    "thu-ml/TetraJet-v2-NVFP4Training, kernels/csrc/quant_fp4.cu, nvfp4_double_quant",
+    "thu-ml/TetraJet-v2-NVFP4Training bc8ad3a, kernels/csrc/quant_fp4.cu, nvfp4_double_quant",
     NVFP4,
     Prose(
         "decode, (A / 448) / 6 of each run of 128 values, 1 for zeros",
@@ -247,7 +247,7 @@ TETRAJET_V2 = Dialect(
 )
 THUNDERKITTENS = Dialect(
     "thunderkittens",
-    "HazyResearch/ThunderKittens, kernels/gemm/nvfp4_b200/nvfp4_b200_gemm.cu, nvfp4_quantize::quantize_kernel",
+    "HazyResearch/ThunderKittens 0b55588, kernels/gemm/nvfp4_b200/nvfp4_b200_gemm.cu, nvfp4_quantize::quantize_kernel",
     NVFP4,
     Prose(
         _DECODE,
@@ -266,7 +266,8 @@ THUNDERKITTENS = Dialect(
 )
 QWIX = Dialect(
     "qwix",
-    "google/qwix, qwix/_src/core/qarray.py, compute_scale_zero_point and quantize_with_scale_zero_point, qtype nvfp4",
+    "google/qwix 0.1.8, qwix/_src/core/qarray.py, compute_scale_zero_point and "
+    "quantize_with_scale_zero_point, qtype nvfp4",
     NVFP4,
     Prose(
         "none",

@@ -23,8 +23,10 @@ from .dialects_orders import (
 
 NVFP4 = ("NVFP4",)
 TILED = ("NVFP4", "NVFP4_2D")
-_CORE = "NVIDIA/TransformerEngine, transformer_engine/common/cast/nvfp4/"
-_REFERENCE = "NVIDIA/TransformerEngine, transformer_engine/pytorch/custom_recipes/reference_nvfp4.py, NVFP4QuantizerRef"
+_CORE = "NVIDIA/TransformerEngine {}, transformer_engine/common/cast/nvfp4/"
+_REFERENCE = (
+    "NVIDIA/TransformerEngine d0067d0, transformer_engine/pytorch/custom_recipes/reference_nvfp4.py, NVFP4QuantizerRef"
+)
 _AMAX = "the tensor's amax A itself; S_enc = min(2688 / A, FLT_MAX), 1 where A is infinite"
 _UNDERFLOW = "0x00, also where the scale underflows: elements then saturate and decode to signed zeros"
 _CAST = "ties to even, -0 becomes +0"
@@ -65,7 +67,7 @@ TE = Dialect(
 )
 TE_KERNEL = Dialect(
     "te_kernel",
-    _CORE + "core_nvfp4.cuh, compute_decoding_scaling_factor, since 2.15 (#2555)",
+    _CORE.format("d0067d0") + "core_nvfp4.cuh, compute_decoding_scaling_factor, since 2.15 (#2555)",
     TILED,
     Prose(_AMAX, _FORMULA, _UNDERFLOW, f"{_CAPPED}, {_HARDWARE}", _PASSED_OVER, _TE_DECODE, _READ),
     plain(nv.te_kernel),
@@ -76,7 +78,7 @@ TE_KERNEL = Dialect(
 )
 TE_BEFORE = Dialect(
     "te_before_2_15",
-    _CORE + "quantize_nvfp4.cuh and core_nvfp4.cuh, quantization_SF, before #2555",
+    _CORE.format("before 2.15 (#2555)") + "quantize_nvfp4.cuh and core_nvfp4.cuh, quantization_SF",
     TILED,
     Prose(
         _AMAX,
@@ -95,7 +97,8 @@ TE_BEFORE = Dialect(
 )
 TE_BEFORE_TRANSPOSE = Dialect(
     "te_before_2_15_transpose",
-    _CORE + "quantize_transpose_nvfp4.cuh and core_nvfp4.cuh, quantization_and_transposition_SF, before #2555",
+    _CORE.format("before 2.15 (#2555)")
+    + "quantize_transpose_nvfp4.cuh and core_nvfp4.cuh, quantization_and_transposition_SF",
     TILED,
     Prose(_AMAX, "e4m3((b / 6) * S_enc)", _UNDERFLOW, f"{_CAPPED}, {_HARDWARE}", _PASSED_OVER, _TE_DECODE, _READ),
     plain(_transposing),

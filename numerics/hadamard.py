@@ -21,6 +21,7 @@ from .arguments import FLOATS, axis_of, integer, require_kind, require_tensor
 from .codes import as_tensor, require_float, step_by_step
 from .partition import Partition, check_groups
 from .philox import philox
+from .subnormals import kept
 
 SIZES = (16, 32, 64, 128)
 
@@ -42,6 +43,7 @@ def hadamard_signs(size: int, key: tuple[int, int]) -> Tensor:
     return (1 - 2 * bits).to(torch.float32)
 
 
+@kept
 def hadamard(x: Any, size: int = 32, signs: Tensor | None = None, axis: int = -1, groups: Any = None) -> Any:
     """H S x / sqrt(size) on blocks of `size` along `axis`.
 
@@ -72,6 +74,7 @@ def hadamard(x: Any, size: int = 32, signs: Tensor | None = None, axis: int = -1
     return (y.numpy() if is_numpy else y), whole
 
 
+@kept
 def hadamard_inverse(y: Any, size: int = 32, signs: Tensor | None = None, axis: int = -1) -> Any:
     """Inverse of `hadamard` up to FP32 rounding: butterfly, factor, then signs. Arguments and errors as there."""
     return _transform(y, size, signs, axis, inverse=True)

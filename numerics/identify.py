@@ -28,10 +28,12 @@ from .dialects_layout import LAYOUTS, Layout, scales_differ
 from .formats import Format
 from .identify_result import Difference, Identification, Verdict
 from .near import did_you_mean
+from .subnormals import kept
 
 _FORMATS = ", ".join(LAYOUTS)
 
 
+@kept
 def identify(
     x: Any,
     codes: Any,

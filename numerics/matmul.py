@@ -19,8 +19,8 @@ For these, and for "fp32", two things are done to longer sums:
 
 c is the value that a tensor core's register starts from, one of the terms of the first step, where that register is the
 result: without promotion, splits and outer scales. Elsewhere it is added last, fl(result + c), as an epilogue does.
-Autocast and torch's leave to multiply FP32 in TF32 or BF16 are switched off around all of them; subnormals must not be
-flushed (torch.set_flush_denormal).
+Autocast and torch's leave to multiply FP32 in TF32 or BF16 are switched off around all of them, and so is the flushing
+of subnormal numbers (`subnormals`).
 
 MX values that no float32 holds count as float32's largest number, as `BlockTensor.values` says; models of tensor cores
 take scales as they are. Without products (K = 0) a register stays what it is.
@@ -41,11 +41,13 @@ from .blocks import BlockTensor
 from .exact_sum import block_width, exact_product
 from .matmul_arguments import Operand, Prepared, prepared, varies
 from .sequential import sequential_product
+from .subnormals import kept
 from .tensor_core import one_nan, tensor_core_product
 
 Product = Callable[[Any, Any, Tensor | None], Tensor]
 
 
+@kept
 def matmul(
     a: Operand,
     b: Operand,

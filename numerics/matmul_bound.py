@@ -40,12 +40,14 @@ from .exact_sum import exact_product
 from .floats import power_of_two
 from .matmul import sums, without_autocast
 from .matmul_arguments import Inner, Operand, prepared
+from .subnormals import kept
 from .terms import ZERO, Terms
 
 FLT_MAX = torch.finfo(torch.float32).max
 U = 2.0**-24
 
 
+@kept
 def matmul_bound(
     a: Operand,
     b: Operand,

@@ -29,6 +29,7 @@ from .ops_arguments import draws, require_cast, require_experts, require_index, 
 from .philox import Random
 from .quantizer import quantize, requantize
 from .rounding import Rounding
+from .subnormals import kept
 from .swiglu import swiglu, swiglu_backward
 
 Operand = BlockTensor | Tensor
@@ -89,6 +90,7 @@ class Wire:
                 raise ValueError(f"signs has shape {tuple(self.signs.shape)}: pass (n,), n one of {SIZES}")
 
 
+@kept
 def quantize_tokens(
     x: Tensor,
     cast: Cast,
@@ -124,6 +126,7 @@ def quantize_tokens(
     return quantize(x, cast.fmt, axis, cast.outer, cast.outer_rounding, groups, rounding=cast.rounding, random=random)
 
 
+@kept
 def gate_up_glu(
     x: Operand, w13: Operand, groups: Any, hidden: Cast, accumulator: str = "library"
 ) -> tuple[Operand, Tensor]:
@@ -141,6 +144,7 @@ def gate_up_glu(
     return quantize_tokens(swiglu(*gate_up.chunk(2, dim=-1)), hidden), gate_up
 
 
+@kept
 def down_to_wire(h: Operand, w2: Operand, groups: Any, wire: Wire, accumulator: str = "library") -> Operand:
     """Grouped product, Hadamard, quantize for the combine.
 
@@ -157,6 +161,7 @@ def down_to_wire(h: Operand, w2: Operand, groups: Any, wire: Wire, accumulator: 
     return y.to(torch.bfloat16) if wire.fmt is None else quantize(y, wire.fmt, outer=None)
 
 
+@kept
 def aggregate(payload: Operand, slots: Tensor, weights: Tensor | None, wire: Wire) -> tuple[Tensor, Tensor]:
     """Receive, weight and add the experts' rows of each token, then invert the Hadamard once.
 
@@ -189,6 +194,7 @@ def aggregate(payload: Operand, slots: Tensor, weights: Tensor | None, wire: Wir
     return total.to(torch.bfloat16), decoded
 
 
+@kept
 def router_gradient(g: Tensor, decoded: Tensor, slots: Tensor, wire: Wire) -> Tensor:
     """d_weights[t, k] = <H g[t], decoded[slots[t, k]]>, float32 (T, K); its sum has the library's order.
 
@@ -207,6 +213,7 @@ def router_gradient(g: Tensor, decoded: Tensor, slots: Tensor, wire: Wire) -> Te
     return torch.stack([(g * decoded.index_select(0, rows)).sum(-1) for rows in slots.unbind(1)], dim=1)
 
 
+@kept
 def grad_to_wire(g: Tensor, tokens: Tensor, row_weights: Tensor, cast: Cast, random: Random | None = None) -> Operand:
     """The gradient of each expert row as it travels: weight times the token's gradient, FP32, cast along features.
 
@@ -228,6 +235,7 @@ def row_scale(q: Operand, recast: Recast) -> Tensor | None:
     return None
 
 
+@kept
 def requantize_transpose(
     q: Operand,
     recast: Recast,
@@ -262,6 +270,7 @@ def requantize_transpose(
     return quantize_tokens(values, Cast(recast.fmt, recast.scope, recast.rounding), random, groups, -2, signs)
 
 
+@kept
 def grad_products(
     g: Operand, g_tokens: Operand, w: Operand, x: Operand, groups: Any, accumulator: str = "library"
 ) -> tuple[Tensor, Tensor]:
@@ -282,6 +291,7 @@ def grad_products(
     return dx, dw
 
 
+@kept
 def glu_backward(dh: Tensor, gate_up: Tensor) -> Tensor:
     """Gradient of SwiGLU: bfloat16 (R, 2F) from dh float32 (R, F) and gate_up bfloat16 (R, 2F); see `swiglu`."""
     require_tensor(dh, "dh", (torch.float32,))

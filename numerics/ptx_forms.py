@@ -19,6 +19,7 @@ from .codes import as_tensor
 from .formats import S2F6
 from .ptx_arithmetic import ROUNDINGS, Packed
 from .ptx_questions import assumed
+from .subnormals import kept
 
 _UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, *_UNSIGNED)
@@ -65,6 +66,7 @@ class Form:
         return ["a"] if self.source else ["a", "b", "e", "f"][: self.destination.count]
 
 
+@kept
 def run(form: Form, operands: tuple[Any, ...], scale: Any = None, rbits: Any = None) -> Any:
     """The instruction on operands as its function takes them; errors as there."""
     if form.source is None:

@@ -23,8 +23,10 @@ from .partition import check_groups, random_fields
 from .philox import Random
 from .rounding import Rounding, pattern
 from .scales import RULES, Block, Rule
+from .subnormals import kept
 
 
+@kept
 def quantize(
     x: Any,
     fmt: BlockFormat,
@@ -179,6 +181,7 @@ def dequantize(q: BlockTensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return q.dequantize(dtype)
 
 
+@kept
 def requantize(
     q: BlockTensor,
     fmt: BlockFormat,

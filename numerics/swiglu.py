@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .arguments import require_same_shape, require_tensor
 from .cache import cached
+from .subnormals import kept
 
 _BF16 = (torch.bfloat16,)
 
@@ -56,12 +57,14 @@ def look_up(which: int, x: Tensor) -> Tensor:
     return table.index_select(0, codes.flatten()).view(x.shape)
 
 
+@kept
 def silu(x: Tensor) -> Tensor:
     """silu of a BF16 tensor, correctly rounded to BF16, any shape. TypeError: another kind or dtype."""
     require_tensor(x, "x", _BF16)
     return look_up(0, x)
 
 
+@kept
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """h = bf16(silu(gate) * up) of BF16 tensors of one shape; BF16. TypeError, ValueError: anything else."""
     require_tensor(gate, "gate", _BF16)
@@ -70,6 +73,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return (silu(gate).to(torch.float32) * up.to(torch.float32)).to(torch.bfloat16)
 
 
+@kept
 def swiglu_backward(dh: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """(d_gate, d_up), BF16, from FP32 `dh` and the saved BF16 `gate` and `up`, all of one shape.
 

@@ -1,8 +1,9 @@
 """What of a model can follow a recipe: its linear layers and grouped experts, and in words why others cannot.
 
-A candidate is an nn.Linear or a module of stacked expert weights. Its number in the order of `named_modules` is its
-`layer` in random counters, whatever `where` selects. Its place is its index in the outermost numbered list
-(nn.ModuleList) around it, by which a recipe tells most layers from the last ones.
+A candidate is an nn.Linear or a module that owns stacked matrices, (E, .., ..), whatever its class is called. Its
+number in the order of `named_modules` is its `layer` in random counters, whatever `where` selects. Its place is its
+index in the outermost numbered list around it (nn.ModuleList, or an nn.ModuleDict with the keys 0, 1, ..; a list of
+experts is none), by which a recipe tells most layers from the last ones.
 
 Some candidates are left alone unless they are asked for (the output head, a router), some cannot follow any recipe
 (quantized weights, modules whose weights somebody else multiplies), which is an error where they are asked for.
@@ -22,6 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from numerics.arguments import require_kind
+
+from .apply_routers import CONVOLUTIONS, is_expert_list, numbered, routers, stacked
 
 Where = str | list[str] | tuple[str, ...] | Callable[[str, nn.Module], bool] | None
 HEADS = ("lm_head", "embed_out", "head", "classifier", "score")
@@ -53,7 +56,7 @@ class Candidate:
     def shape(self) -> tuple[int, ...]:
         """(outputs, inputs), or (experts, width, expert width)."""
         if self.experts and not self.unfit:
-            return (len(self.module.down_proj), *self.module.down_proj.shape[1:])
+            return tuple((self.module.w2 if sorted_rows(self.module) else self.module.down_proj).shape)
         return () if self.experts else (self.module.out_features, self.module.in_features)
 
 
@@ -72,6 +75,7 @@ def candidates(model: nn.Module) -> list[Candidate]:
     found: list[Candidate] = []
     owners = _owners(modules)
     heads = _heads(model)
+    routing = routers(modules)
     for name, module in modules.items():
         experts = not isinstance(module, nn.Linear) and stacked(module)
         if not isinstance(module, nn.Linear) and not experts:
@@ -79,12 +83,13 @@ def candidates(model: nn.Module) -> list[Candidate]:
         parent = modules[name.rpartition(".")[0]] if name else None
         others = tuple(other for other in owners.get(id(getattr(module, "weight", None)), ()) if other != name)
         reason = parent_reason(parent)
+        own = unfit_experts(module) if experts else _left(name, module, parent, heads, others, routing)
         places = (place(other, every) for other in names[id(module)])
         found.append(
             Candidate(
                 *(name, module, len(found), experts, next(filter(None, places), None)),
                 names=tuple(names[id(module)]),
-                left=reason or (unfit_experts(module) if experts else _left(name, module, parent, heads, others)),
+                left=reason or own,
                 unfit=reason or (unfit_experts(module) if experts else unfit_linear(module)),
                 tied=others,
             )
@@ -129,13 +134,13 @@ def _heads(model: nn.Module) -> set[int]:
 
 
 def place(name: str, modules: dict[str, nn.Module]) -> tuple[str, int, int] | None:
-    """(name of the outermost nn.ModuleList around a module, its index there, the list's length), or None."""
+    """(name of the outermost numbered list of layers around a module, its index there, its length), or None."""
     parts = name.split(".")
     for i, part in enumerate(parts):
         around = ".".join(parts[:i])  # "" is the model itself
         module = modules[around]
-        if isinstance(module, nn.ModuleList) and part.isdecimal():  # add_module gives any name
-            return around, int(part), len(module)
+        if numbered(module) and part.isdecimal() and not is_expert_list(around, modules):  # add_module gives any name
+            return around, int(part), len(list(module.children()))
     return None
 
 
@@ -151,14 +156,21 @@ def parent_reason(parent: nn.Module | None) -> str:
     return ""
 
 
-def _left(name: str, module: nn.Linear, parent: nn.Module | None, heads: set[int], others: tuple[str, ...]) -> str:
+def _left(
+    name: str,
+    module: nn.Linear,
+    parent: nn.Module | None,
+    heads: set[int],
+    others: tuple[str, ...],
+    routing: dict[str, str],
+) -> str:
     last = name.rpartition(".")[2]
+    if name in routing:
+        return routing[name]
     if id(module) in heads or last in HEADS:
         return "the output head"
     if others and parent is not None:
         return f"its weight is also that of {', '.join(others)}"
-    if parent is not None and "experts" in dict(parent.named_children()) and last != "experts":
-        return "beside experts, where routers and gates are"
     return ""
 
 
@@ -175,10 +187,30 @@ def unfit_linear(module: nn.Linear) -> str:
     return _unfit_module(module, {"weight": weight})
 
 
-def stacked(module: nn.Module) -> bool:
-    """Whether a module looks like experts whose weights are stacked: it owns matrices of three axes."""
-    three = [p for p in module.parameters(recurse=False) if p.ndim == 3]
-    return "expert" in type(module).__name__.lower() and len(three) >= 2
+def others(model: nn.Module) -> list[tuple[str, str]]:
+    """(name, reason) of modules that own parameters of three axes and are no candidates."""
+    found = []
+    for name, module in model.named_modules():
+        three = [n for n, p in module.named_parameters(recurse=False) if p.ndim == 3]
+        if three and not stacked(module):
+            kind = "a convolution" if isinstance(module, CONVOLUTIONS) else f"{', '.join(three)}: no experts"
+            found.append((name, f"{kind}, which no recipe has"))
+    return found
+
+
+def sorted_rows(module: nn.Module) -> bool:
+    """Whether stacked experts have torchtitan's form: w1 and w3 (E, F, D), w2 (E, D, F), rows sorted by expert."""
+    return sorted(name for name, _ in module.named_parameters(recurse=False)) == ["w1", "w2", "w3"]
+
+
+def _unfit_sorted(module: Any) -> str:
+    """Why experts of that form are none that `apply` knows, or ""."""
+    (experts, width, dim), arguments = module.w1.shape, list(inspect.signature(type(module).forward).parameters)[1:]
+    own = type(module).forward is not nn.Module.forward
+    shapes = module.w3.shape == module.w1.shape and module.w2.shape == (experts, dim, width)
+    if not shapes or (own and arguments != ["x", "num_tokens_per_expert"]):
+        return "stacked experts of an unknown form (w1, w2, w3)"
+    return _unfit_module(module, {name: getattr(module, name) for name in ("w1", "w2", "w3")})
 
 
 def unfit_experts(module: Any) -> str:
@@ -186,11 +218,15 @@ def unfit_experts(module: Any) -> str:
 
     Known: y = sum_k weight_k down_proj_k (silu(gate) * up), (gate, up) = gate_up_proj_k x, with gate_up_proj
     (E, 2F, D), gate above up, down_proj (E, D, F), and forward(hidden_states (T, D), top_k_index (T, K),
-    top_k_weights (T, K)), as `transformers` 5 has them for Mixtral, Qwen, DeepSeek and others.
+    top_k_weights (T, K)), as `transformers` 5 has them for Mixtral, Qwen, DeepSeek and others. And
+    y = w2_e (silu(w1_e x) * w3_e x), with forward(x (R, D), num_tokens_per_expert (E,)) of rows sorted by expert, as
+    torchtitan's GroupedExperts.
     """
     if "_fourbit" in module.__dict__:
         return ""  # it follows one
     names = [name for name, _ in module.named_parameters(recurse=False)]
+    if sorted_rows(module) and module.w1.ndim == module.w2.ndim == module.w3.ndim == 3:
+        return _unfit_sorted(module)
     shape = f"stacked experts of an unknown form ({', '.join(names)})"
     if sorted(names) != ["down_proj", "gate_up_proj"] or module.down_proj.ndim != 3:
         return shape

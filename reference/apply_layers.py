@@ -21,8 +21,8 @@ from numerics.arguments import require_kind
 from numerics.cache import cached
 from numerics.uncompiled import uncompiled
 
-from .apply_find import MASTERS
-from .apply_steps import Steps
+from .apply_find import MASTERS, sorted_rows
+from .apply_steps import Steps, replica_seed
 from .expert import ExpertMLP, Setting, route
 from .linear import LinearUnder
 from .recipe import ExpertRecipe
@@ -41,10 +41,11 @@ class Followed:
     accumulator: str
     seed: int
     steps: Steps
+    replica: int | None = None
 
     def setting(self, device: torch.device) -> Setting:
         signs = {size: _signs(size, self.seed, device) for size in self.recipe.hadamard_sizes}
-        draw = self.steps.draw(self.seed, self.number)
+        draw = self.steps.draw(replica_seed(self.seed, self.replica), self.number)
         return Setting(self.ops, self.recipe, signs, self.number, draw, self.accumulator)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Followed:
@@ -68,10 +69,12 @@ class Follows(nn.Module):
 
 @functools.cache
 def derived(original: type[nn.Module], experts: bool) -> type[nn.Module]:
-    compute = uncompiled(_experts if experts else _linear)  # the compiler would change bits
+    linear, grouped, choosing = map(uncompiled, (_linear, _sorted, _experts))  # the compiler would change bits
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Tensor:
-        return compute(self, *args, **kwargs)
+        if not experts:
+            return linear(self, *args, **kwargs)
+        return (grouped if sorted_rows(self) else choosing)(self, *args, **kwargs)
 
     return type(original.__name__, (Follows, original), {"forward": forward, "__module__": original.__module__})
 
@@ -93,6 +96,19 @@ def _experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weig
         setting = module._fourbit.setting(x.device)
         out = _Experts.apply(x, weights, w13, w2, route(chosen, len(w2)), setting)
     return out.to(x.dtype)
+
+
+def _sorted(module: Any, x: Tensor, num_tokens_per_expert: Tensor) -> Tensor:
+    """Rows x (R, D) sorted by expert, as torchtitan's dispatcher hands them over; rows beyond the counts become 0."""
+    w13, w2 = torch.cat([module.w1, module.w3], 1), module.w2
+    rows = _entering(module, x, module.w1.shape[-1], module.w1)
+    with torch.autocast(x.device.type, enabled=False):
+        experts = torch.arange(len(w2), device=x.device)
+        chosen = experts.repeat_interleave(num_tokens_per_expert.to(torch.int64)).unsqueeze(-1)
+        ones = torch.ones(len(chosen), 1, device=x.device)
+        setting = module._fourbit.setting(x.device)
+        out = _Experts.apply(rows[: len(chosen)], ones, w13, w2, route(chosen, len(w2)), setting)
+    return torch.cat([out.to(x.dtype), x.new_zeros(len(x) - len(chosen), x.shape[-1])])
 
 
 class _Experts(ExpertMLP):

@@ -10,9 +10,11 @@ nothing else of it changes: parameters are the same objects under the same names
 devices and `copy.deepcopy` work as before, and a step of an optimizer moves the masters, float32 or bfloat16. What a
 model does between these layers stays its own. Under autocast they read and return autocast's dtype, as nn.Linear does.
 
-Random words: key (seed, step), counter (number of the module among the model's candidates, call within the step). The
+Random words: key (seed, step), counter (number of the module among the model's candidates, call within the step).
+Replicas that average gradients (DistributedDataParallel, FSDP) draw from seeds of their own, see `apply_steps`. The
 step goes up by one whenever the model is called in training, so micro-batches draw words of different steps;
-`with step(model, n)` pins it, and calls inside are counted instead. Only steps that are named so repeat after a resume.
+`with step(model, n)` pins it, and calls inside are counted instead. Only steps that are named so repeat after a resume;
+`trainer_callback` names them for the Trainer of `transformers`.
 Models, or parts of one, that are given to `apply` apart each count their modules from 0: give each a seed of its own.
 
 Not here: a recipe's `osci_reset`, which is the optimizer's; dispatch and combine of a linear layer, which has none.
@@ -33,11 +35,12 @@ from numerics import ACCUMULATORS
 from numerics import ops as emulated
 from numerics.arguments import integer, require_kind
 
-from .apply_find import Candidate, Where, candidates, select
+from .apply_find import Candidate, Where, candidates, others, select
 from .apply_layers import Followed, Follows, derived
 from .apply_report import Line, Report
 from .apply_steps import Steps, advance
 from .apply_steps import step as step
+from .apply_steps import trainer_callback as trainer_callback
 from .linear import blocks
 from .presets import preset
 from .recipe import ExpertRecipe, Recipe
@@ -53,6 +56,7 @@ def apply(
     ops: ModuleType = emulated,
     seed: int = 0,
     accumulator: str = "library",
+    replica: int | None = None,
 ) -> Report:
     """From now on linear layers and experts of `model` compute under `recipe`, forward and backward.
 
@@ -61,6 +65,8 @@ def apply(
         where: which: a glob on module names, a list of globs, or (name, module) -> bool. None: every nn.Linear and
             known experts but the output head, tied weights and routers.
         ops: the module that provides the seam. seed: of the random words. accumulator: of `numerics.ACCUMULATORS`.
+        replica: which of the processes that average gradients this is. None: its rank in torch.distributed. Ranks that
+            share one replica (tensor or pipeline parallelism) pass its number in common.
 
     Returns: what was done; print it.
 
@@ -73,6 +79,8 @@ def apply(
     require_kind(recipe, (str, Recipe), "recipe", "pass a preset's name, or a Recipe")
     recipe = preset(recipe) if isinstance(recipe, str) else recipe
     seed = _checked(ops, seed, accumulator)
+    if replica is not None and not 0 <= integer(replica, "replica", "pass an int, or None") < 2**32:
+        raise ValueError(f"replica={replica}: pass one from 0 to 2**32 - 1, or None")
     found = candidates(model)
     chosen = select(found, where)
     parts = _parts(recipe, chosen)
@@ -84,14 +92,14 @@ def apply(
         kind = "experts" if c.experts else "linear"
         lines.append(Line(c.name, kind, c.shape, c.place, words, *Line.formats(part)))
         told = f"{recipe.name}, {words}" if words else recipe.name
-        followed = Followed(*(c.name, c.number, type(c.module), part, told, ops, accumulator, seed, steps))
+        followed = Followed(*(c.name, c.number, type(c.module), part, told, ops, accumulator, seed, steps, replica))
         c.module.__dict__["_fourbit"] = followed  # past any __setattr__ of the module's own
         c.module.__class__ = following
     if "_fourbit_steps" not in model.__dict__:
         model._fourbit_steps = steps
         model.register_forward_pre_hook(advance)
-    left = tuple((c.name, c.left or "not selected") for c in found if "_fourbit" not in c.module.__dict__)
-    return Report(recipe.name, tuple(lines), left, tuple(_notes(recipe, chosen)))
+    left = [(c.name, c.left or "not selected") for c in found if "_fourbit" not in c.module.__dict__]
+    return Report(recipe.name, tuple(lines), (*left, *others(model)), tuple(_notes(recipe, chosen)))
 
 
 def remove(model: nn.Module) -> None:

@@ -1,11 +1,14 @@
 """The step and the call that a module of your own model is at: what names the random words of its backward.
 
 The step goes up by one whenever the model is called in training; `step` pins it. Calls of one module within a step are
-counted, so that micro-batches, or a module that is used twice, draw words of their own.
+counted, so that micro-batches, or a module that is used twice, draw words of their own. Replicas that average their
+gradients draw words of their own too: the key of replica r > 0 is (philox((seed, r))_0, step), that of the first one
+(seed, step).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from numerics import philox
 from numerics.arguments import integer
 
 from .expert import Draw
@@ -39,6 +43,36 @@ class Steps:
         return Draw(seed, max(self.step, 0), call)
 
 
+_REPLICA = 0x5245504C  # the fourth counter word, which no other draw has
+
+
+def replica_seed(seed: int, replica: int | None) -> int:
+    """The seed of the random words of a replica; None: the process's rank in torch.distributed, 0 without it."""
+    if replica is None:
+        dist = torch.distributed
+        replica = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return _replica_seed(seed, replica)
+
+
+@functools.cache
+def _replica_seed(seed: int, replica: int) -> int:
+    return int(philox((seed, replica), (0, 0, 0, _REPLICA))[0]) if replica else seed
+
+
+def pin(model: nn.Module, n: int) -> list[Steps]:
+    """Put a model at step `n` until `Steps.pinned` is taken back; its counters. Errors as `step`."""
+    n = integer(n, "n", "pass a step as int")
+    if not 0 <= n < 2**32:
+        raise ValueError(f"n={n}: pass a step from 0 to 2**32 - 1")
+    every = [m.__dict__["_fourbit_steps"] for m in model.modules() if "_fourbit_steps" in m.__dict__]
+    if not every:
+        raise ValueError(f"no part of this {type(model).__name__} was given to apply, so it has no step")
+    for steps in every:
+        steps.go(n)
+        steps.pinned = True
+    return every
+
+
 @contextmanager
 def step(model: nn.Module, n: int) -> Iterator[None]:
     """Inside, the model is at step `n`, from 0, however often it is called: the n-th call of a module draws the n-th
@@ -46,21 +80,35 @@ def step(model: nn.Module, n: int) -> Iterator[None]:
 
     Raises: ValueError for a model that follows no recipe, or an n outside 32 bits.
     """
-    n = integer(n, "n", "pass a step as int")
-    if not 0 <= n < 2**32:
-        raise ValueError(f"n={n}: pass a step from 0 to 2**32 - 1")
-    every = [m.__dict__["_fourbit_steps"] for m in model.modules() if "_fourbit_steps" in m.__dict__]
-    if not every:
-        raise ValueError(f"no part of this {type(model).__name__} was given to apply, so it has no step")
-    before = [steps.pinned for steps in every]
-    for steps in every:
-        steps.go(n)
-        steps.pinned = True
+    before = {id(m): m.__dict__["_fourbit_steps"].pinned for m in model.modules() if "_fourbit_steps" in m.__dict__}
+    every = pin(model, n)
     try:
         yield
     finally:
-        for steps, pinned in zip(every, before, strict=True):
+        for steps, pinned in zip(every, before.values(), strict=True):
             steps.pinned = pinned
+
+
+def trainer_callback() -> Any:
+    """A callback for `transformers.Trainer`: Trainer(.., callbacks=[reference.trainer_callback()]).
+
+    It puts the model that follows a recipe at the step that the Trainer is at, `state.global_step`, which the Trainer
+    saves and restores itself. A run that is resumed from a checkpoint, `train(resume_from_checkpoint=True)`, draws the
+    words of a run without a break; micro-batches of one step are calls of it.
+
+    Raises: ImportError without `transformers`.
+    """
+    from transformers import TrainerCallback
+
+    class StepCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
+        def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any) -> None:
+            pin(model, state.global_step)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any) -> None:
+            for steps in pin(model, state.global_step):
+                steps.pinned = False
+
+    return StepCallback()
 
 
 def advance(model: nn.Module, args: Any) -> None:

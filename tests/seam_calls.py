@@ -7,7 +7,7 @@ from kernel_cases import assert_bits
 from torch import Tensor
 
 import numerics as nm
-from hw import seam
+from hw.calls import described
 from numerics import ops as emulated
 
 pytest.importorskip("triton", reason="not run: triton is not installed (fourbit[hw])")
@@ -26,7 +26,7 @@ def tensors(result: Any) -> list[Tensor]:
 def same(function: str, *args: Any, **kwargs: Any) -> None:
     """Both sides' results have the same kind, shapes and bits."""
     expected, found = getattr(emulated, function)(*args, **kwargs), getattr(ops, function)(*args, **kwargs)
-    assert seam.described(found) == seam.described(expected)
+    assert described(found) == described(expected)
     for f, e in zip(tensors(found), tensors(expected), strict=True):
         assert_bits(f, e)
 

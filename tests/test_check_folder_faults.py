@@ -310,7 +310,7 @@ FAULTS: dict[str, tuple[str, Edit, str, str]] = {
     "another hidden size": (
         "mxfp4",
         lambda f: f.config.update(hidden_size=160),
-        "128 rows, and hidden_size is 160",
+        "its width is not hidden_size, 160",
         DOWN,
     ),
     "layers": (

@@ -223,3 +223,45 @@ def test_words_of_their_own_are_not_called_shared():
         for _ in range(3):
             report = check(drawn(torch.rand(32, 128, generator=g), x))
             assert report, str(report)
+
+
+# Products: NaN is no excuse, and codes that include NaN have no advantage.
+
+WIDE = torch.randn(24, 64, generator=RANDOM)
+
+
+def product(fmt: nm.BlockFormat, x: Tensor = WIDE, **changes: Tensor) -> Dump:
+    a, b = nm.quantize(x, fmt), nm.quantize(WIDE[:8], fmt)
+    d = {"a_codes": a.codes, "a_scales": a.scales, "b_codes": b.codes, "b_scales": b.scales}
+    if fmt.element.bits == 4:
+        d |= {name: nm.layout.pack_nibbles(d[name]) for name in ("a_codes", "b_codes")}
+    d |= {} if a.outer is None else {"a_outer": a.outer, "b_outer": b.outer}
+    return d | {"output": a.dequantize() @ b.dequantize().T} | changes
+
+
+@pytest.mark.parametrize("rest", [torch.nan, torch.inf, 0.0])
+@pytest.mark.parametrize("fmt", [nm.NVFP4, nm.MXFP4, nm.MXFP8], ids=lambda fmt: fmt.name)
+def test_an_output_of_nan_is_the_formats_own_fault(fmt: nm.BlockFormat, rest: float):
+    assert check(product(fmt))
+    y = torch.full((24, 8), torch.nan)
+    assert check(product(fmt, output=y)).faults[0].startswith("every element is NaN; 192 of 192")
+    y[::2] = rest
+    report = check(product(fmt, output=y))
+    assert not report and report.facts[0].startswith(f"{fmt.name};") and "outside the bound" in report.faults[0]
+
+
+@pytest.mark.parametrize("value", [0.0, torch.inf, torch.nan, -1.0])
+def test_an_outer_that_is_no_scale_fails_a_product_that_follows_from_it(value: float):
+    d = product(nm.NVFP4)
+    report = check(d | {"a_outer": torch.tensor([value]), "output": d["output"] / d["a_outer"] * value})
+    assert not report and f"the outer scale of a is {value:g}: nothing of a is left" in report.faults[0], str(report)
+
+
+def test_nan_rows_of_an_operand_are_no_fault_but_nan_throughout_is():
+    x = WIDE.clone()
+    x[3, 40] = torch.nan
+    report = check(product(nm.MXFP8, x))
+    assert report and "8 elements are NaN or infinite, as the operands or overflow make them" in str(report)
+    x[:, 40] = torch.nan
+    report = check(product(nm.MXFP8, x))
+    assert not report and "every element is NaN, as the operands make it" in report.faults[0], str(report)

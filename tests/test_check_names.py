@@ -60,10 +60,12 @@ def test_aliases_stand_for_dialects():
 def test_a_report_says_what_its_names_are():
     q = DIALECTS["app_b"].quantize(X)
     text = str(check(dump_of(X, outer=q.outer, codes=q.codes, scales=q.scales)))
-    assert "\n        app_b: arXiv 2509.25149, appendix B\n" in text and "\n        torchao: pytorch/ao, " in text
+    assert (
+        "\n        app_b: arXiv 2509.25149, appendix B\n" in text and "\n        torchao: pytorch/ao 0.18.0, " in text
+    )
     codes = dump_of(X)["codes"]
     codes[3, 3] ^= 1
-    assert "beside te (NVIDIA/TransformerEngine, " in str(check(dump_of(X, codes=codes)))
+    assert "beside te (NVIDIA/TransformerEngine d0067d0, " in str(check(dump_of(X, codes=codes)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -36,6 +36,7 @@ MODULES = {
     "probe": "hw.probe",
     "census": "hw.census",
     "check": "hw.check",
+    "dialects": "studies.dialects_table",
     "vectors": "hw.vectors",
     "bench": "hw.bench_numerics",
     "formats": "numerics.show",
@@ -105,7 +106,7 @@ def test_an_unknown_command_is_one_sentence_with_the_known_ones(
     out, err = capsys.readouterr()
     known = (
         "the known ones are demo, train, sft, rl, pipeline, eval, generate, export, tokenize, monitor, compare, "
-        "recipes, study, order, validate, probe, census, check, vectors, bench, formats, show, explorer"
+        "recipes, study, order, validate, probe, census, check, dialects, vectors, bench, formats, show, explorer"
     )
     assert (out, err) == ("", f"fourbit: error: unknown command {argv[0]!r}; {known}\n")
 
@@ -121,6 +122,7 @@ def test_an_unknown_command_is_one_sentence_with_the_known_ones(
         "probe",
         "census",
         "check",
+        "dialects",
         "vectors",
         "bench",
         "formats",

@@ -1,11 +1,11 @@
 """Dialects against the quantizers themselves, where they install from PyPI and run on a CPU.
 
-Contract: codes, scale bytes, stored outer and decoded values of torchao, ModelOpt, compressed-tensors, fouroversix and
-qwix are those of the dialects of their names, on random float32 and bfloat16 data, ties, zero blocks and tensors,
--0, tiny and huge tensors, an outlier, NaN and infinities. Bitwise; a NaN scale byte may have a sign, and a code whose
-element is NaN before it is rounded depends on NaN's payload and is not compared, nor is what an entry's "not claimed"
-names. Skipped, each by itself, where a quantizer is not installed: `pip install .[peers]`, and fouroversix with
-SKIP_CUDA_BUILD=1.
+Contract: codes, scale bytes, stored outer and decoded values of torchao, ModelOpt, compressed-tensors, fouroversix,
+qwix, MLX on a CPU and GGML's Python are those of the dialects of their names, on random float32 and bfloat16 data,
+ties, zero blocks and tensors, -0, tiny and huge tensors, an outlier, NaN and infinities. Bitwise; a NaN scale byte may
+have a sign, and a code whose element is NaN before it is rounded depends on NaN's payload and is not compared, nor is
+what an entry's "not claimed" names. Skipped, each by itself, where a quantizer is not installed: `pip install
+.[peers]`, and fouroversix with SKIP_CUDA_BUILD=1.
 """
 
 import importlib
@@ -239,3 +239,43 @@ def test_qwix(which: str, dtype: torch.dtype):
     if which != "a NaN":
         ours = nm.scales.DIALECTS["qwix"].dequantize(q).to(dtype).float()
         assert torch.equal(ours, decoded)
+
+
+# ---- MLX and GGML ----------------------------------------------------------------------------------------------------
+
+
+def ordinary(least: float) -> Any:
+    """Blocks of 32 that are zeros or have a finite maximum above `least`: mask over blocks."""
+
+    def mask(x: torch.Tensor) -> torch.Tensor:
+        largest = x.unflatten(-1, (-1, 32)).float().abs().amax(-1)
+        return torch.isfinite(largest) & ((largest == 0) | (largest > least))
+
+    return mask
+
+
+@cases
+@pytest.mark.parametrize("mode", ["nvfp4", "mxfp4", "mxfp8"])
+def test_mlx_on_a_cpu(mode: str, which: str, dtype: torch.dtype):
+    """NaN, infinities and scales below 2^-126 are not claimed of MX, whose rule #4353 changed after 0.32.0."""
+    mlx, x = peer("mlx.core"), TENSORS[which].to(dtype)
+    if mode != "nvfp4" and mlx.__version__ != "0.32.0":
+        pytest.skip(f"mlx {mlx.__version__} rounds scales of MX up: install 0.32.0")
+    array = mlx.array(x.float().numpy()).astype(mlx.bfloat16 if dtype == torch.bfloat16 else mlx.float32)
+    packed, scales = mlx.quantize(array, mode=mode, stream=mlx.cpu)
+    codes, scales = (torch.from_numpy(np.array(t).view(np.uint8)) for t in (packed, scales))
+    codes = codes if mode == "mxfp8" else unpacked(codes)
+    if mode == "nvfp4":
+        assert_bytes("mlx_nvfp4_cpu", x, codes, scales)
+    else:
+        assert_bytes(f"mlx_{mode}_cpu_before", x, codes, scales, mode.upper(), ordinary(2.0**-117)(x))
+
+
+@cases
+def test_ggml(which: str, dtype: torch.dtype):
+    """Its file keeps the first half of a block in the low nibbles."""
+    quants, x = peer("gguf.quants"), TENSORS[which].to(dtype)
+    with np.errstate(all="ignore"):
+        made = torch.from_numpy(quants.MXFP4.quantize_blocks(x.float().numpy().reshape(-1, 32)).copy())
+    codes = torch.cat((made[:, 1:] & 15, made[:, 1:] >> 4), -1)
+    assert_bytes("ggml_mxfp4", x, codes, made[:, :1], "MXFP4", ordinary(2.0**-125)(x))

@@ -367,12 +367,12 @@ def test_what_is_too_large_for_a_search_becomes_zero():
 
 
 def test_mlx_rounds_scales_up_since_4353():
-    """b / 6 of 1.4 lies nearer to 1, and of 1.42 to 2: log2 of them is 0.485 and 0.506."""
+    """b / 6 of 1.414 lies nearer to 1, and of 1.4145 to 2: log2 of them is 0.4998 and 0.5003."""
     x = torch.zeros(2, 32)
-    x[:, 0] = torch.tensor([1.4, 1.42]) * 6
+    x[:, 0] = torch.tensor([1.414, 1.4145]) * 6
     for name, scales in {"mlx_mx": [128, 128], "mlx_mx_before": [127, 128], "mlx_mxfp4_cpu_before": [127, 128]}.items():
         assert DIALECTS[name].quantize(x).scales.flatten().tolist() == scales
-    assert DIALECTS["mlx_mx_before"].quantize(x).codes[0, 0] == 7  # 8.4, saturated
+    assert DIALECTS["mlx_mx_before"].quantize(x).codes[0, 0] == 7  # 8.5, saturated
 
 
 def test_the_number_before_a_quarter_is_a_tie_for_microxcaling():

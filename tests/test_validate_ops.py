@@ -106,6 +106,8 @@ def test_the_emulation_passes_on_this_machine(tmp_path: Path) -> None:
         "--ops",
         "emulated",
         *CPU,
+        "--rows",
+        "24",
         "--out",
         str(out),
         "--html",
