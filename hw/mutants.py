@@ -15,6 +15,7 @@ import ast
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,11 +119,19 @@ def faulty(mutant: Mutant) -> Iterator[None]:
         function.__code__ = before
 
 
+def forget() -> None:
+    """What mutants keep between calls, in names `_kept..` of their modules, is gone."""
+    for module in [m for name, m in sys.modules.items() if name.partition(".")[0] == "numerics"]:
+        for name in [name for name in vars(module) if name.startswith("_kept_")]:
+            delattr(module, name)
+
+
 def function(mutant: Mutant) -> Callable[..., Any]:
     """The operation with the fault: an implementation that `validate --ops` may judge."""
     from .seam import seam
 
     true = seam()[mutant.operation]
+    forget()
 
     @functools.wraps(true)
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .mutants import Mutant
-from .mutants_casts import ABOVE, AWAY, LINE, MADE, NEAREST
+from .mutants_casts import AWAY, LINE, MADE, NEAREST, POWER
 
 DOT = "return torch.stack([(g * decoded.index_select(0, rows)).sum(-1) for rows in slots.unbind(1)], dim=1)"
 ROTATED = "g = hadamard(g, len(wire.signs), wire.signs)"
@@ -40,8 +40,8 @@ _GRAD_TO_WIRE = [
     ("weight of the next row", "ops", SENT, SENT.replace("row_weights", "row_weights.roll(1, 0)")),
     ("gradient of the next token", "ops", SENT, SENT.replace("tokens) *", "tokens.roll(1, 0)) *")),
     ("rows in the order of tokens", "ops", SENT, SENT.replace("tokens) *", "tokens.sort().values) *")),
-    ("block scale rounded down", "scales_power", ABOVE, "scale += (bits & 0) >"),
-    ("block scale raised at a power of two", "scales_power", ABOVE, "scale += (bits & 0x7FFFFF) >="),
+    ("block scale rounded down", "scales_power", POWER, "scale = (bits >> 23).add_(offset)"),
+    ("block scale raised at a power of two", "scales_power", POWER, POWER.replace("0x7FFFFF", "0x800000")),
     ("ties away from zero", "rounding", NEAREST, AWAY),
     ("random words not passed on", "ops", SENT, SENT.replace("cast, random)", "Cast(cast.fmt, cast.outer), None)")),
 ]  # fmt: skip
@@ -74,9 +74,9 @@ _REQUANTIZE = [
     ("rows' factors rounded to BF16", "ops", VALUES, "values = values if rows is None else values * rows.to(torch.bfloat16)"),
     ("not rotated", "ops", LAST, LAST.replace(", signs)", ", None if groups is None else signs)").replace("None if groups is None else signs", "signs * 0 + 1 if signs is not None else None")),
     ("signs reversed", "ops", LAST, LAST.replace(", signs)", ", None if signs is None else signs.flip(0))")),
-    ("a tile's scale from its first line", "folding", "return x.movedim(-2, -4).movedim(-1, -2).flatten(-2)", "return (x.movedim(-2, -4).movedim(-1, -2) * torch.tensor([1.0] + [0.5] * (self.tile - 1))[:, None].to(x.dtype)).flatten(-2)"),
+    ("a tile's scale from its first line", "folding", "return x.movedim(-2, -4).movedim(-1, -2).flatten(-2)", "x = x.movedim(-2, -4).movedim(-1, -2)\n        return x[..., :1, :].expand(x.shape).flatten(-2)"),
     ("scale of the neighbour block", "quantizer", MADE, MADE.replace("(scales)", "(scales.roll(1, -2))")),
-    ("block scale rounded down", "scales_power", ABOVE, "scale += (bits & 0) >"),
+    ("block scale rounded down", "scales_power", POWER, "scale = (bits >> 23).add_(offset)"),
     ("BF16 values returned in float32", "ops", LAST, f"out = quantize_tokens(values, Cast(recast.fmt, recast.scope, recast.rounding), random, groups, -2, signs)\n    return out.float() if recast.fmt is None else out"),
     ("first expert's outer scale for all", "quantizer", "return new.derived(outer=q.outer if new.outer is None", "return new.derived(outer=q.outer[:1].expand_as(q.outer) if new.outer is None"),
 ]  # fmt: skip
@@ -92,7 +92,7 @@ _GRAD_PRODUCTS = [
     ("wgrad: last row of each expert missing", "matmul", PARTS, PARTS.replace("i:j", "i : max(i, j - 1)")),
     ("wgrad: rows of all experts", "matmul", PARTS, PARTS.replace("i:j", ":")),
     ("wgrad: groups before they were filled up", "ops", "        groups = g_tokens.groups\n", "        groups = (*groups[:-1], g_tokens.groups[-1])\n"),
-    ("wgrad: added to the result before", "ops", DW, f"{DW}\n    held = globals().setdefault('_held', {{}})\n    dw = dw + held.get(dw.shape, 0)\n    held[dw.shape] = dw"),
+    ("wgrad: added to the result before", "ops", DW, f"{DW}\n    held = globals().setdefault('_kept_held', {{}})\n    dw = dw + held.get(dw.shape, 0)\n    held[dw.shape] = dw"),
     ("wgrad: outer scale of the rows lost", "ops", DW, DW.replace("x.mT", "(x.derived(outer=None) if isinstance(x, BlockTensor) else x).mT")),
     ("library: sum kept in 13 bits", "matmul", LIBRARY, "s = a @ b.mT\n    return (s.view(torch.int32) & -1024).view(torch.float32)"),
     ("library: the last product missing", "matmul", LIBRARY, "return a[:, :-1] @ b[:, :-1].mT"),

@@ -14,7 +14,7 @@ CAST = (
     "rounding=cast.rounding, random=random)"
 )
 START = "    require_float(x, \"x\")\n    require_kind(cast, Cast"
-ABOVE = "scale += (bits & 0x7FFFFF) >"
+POWER = "scale = ((bits + (0x7FFFFF - mantissa)) >> 23).add_(offset)"
 WORDS = "return torch.stack((pair, reverse16(pair)), dim=-1).flatten(-3)"
 LINE = "line = torch.arange(math.prod(lines), device=device).view(*lines, 1)"
 
@@ -63,15 +63,14 @@ _SCALES = [
     ("NVFP4: division instead of the reciprocal", "scales", "block.encode(block.x * multiplier)", "block.encode(block.x / step.clamp(min=1e-38))"),
     ("NVFP4: 1/6 comes last", "scales", "else block.s_enc * sixth)", "else block.s_enc) * sixth"),
     ("NVFP4: amax divided by 6", "scales", "block.amax * (sixth if", "(block.amax / block.amax.new_tensor(6.0)) * (1.0 if"),
-    ("E8M0 scale rounded down", "scales_power", ABOVE, "scale += (bits & 0) >"),
-    ("E8M0 scale raised at a power of two", "scales_power", ABOVE, "scale += (bits & 0x7FFFFF) >="),
-    ("E8M0 scale of subnormal blocks", "scales_power", "torch.where(bits < 0x800000, (mantissa | 0x800000) >> 1, mantissa)", "mantissa"),
+    ("E8M0 scale rounded down", "scales_power", POWER, "scale = (bits >> 23).add_(offset)"),
+    ("E8M0 scale raised at a power of two", "scales_power", POWER, POWER.replace("0x7FFFFF", "0x800000")),
     ("E8M0 scale never below 2^-126", "scales_power", "scale = scale.clamp_(0, 254)", "scale = scale.clamp_(1, 254)"),
     ("E8M0 scale off by one", "scales_power", "scale = scale.clamp_(0, 254)", "scale = (scale + 1).clamp_(0, 254)"),
 ]  # fmt: skip
 _VALUES = [
     ("sign of zero lost", "codes", "return magnitude | (sign & (1 << (fmt.bits - 1)))", "return magnitude | (sign & (1 << (fmt.bits - 1)) & -(magnitude > 0).int())"),
-    ("sign lost where an element rounds to zero", "rule", "code, self.x.view(torch.int32) >> 31,", "code, torch.where(code == 0, self.x * 0.0, self.x).view(torch.int32) >> 31,"),
+    ("sign lost where an element rounds to zero", "rule", "code, self.x.view(torch.int32) >> 31,", "code, torch.where(code == 0, torch.zeros_like(self.x), self.x).view(torch.int32) >> 31,"),
     ("NaN: codes of the block kept", "quantizer", "codes = torch.where(finite, codes, fmt.element.max_code)", "codes = codes"),
     ("NaN: scale of the block is finite", "quantizer", "scales = torch.where(finite, scales, poison)", "scales = torch.where(finite, scales, 0x7E)"),
     ("NaN taken for zero", "ops", START, _first("x = x.nan_to_num(0.0)")),
@@ -119,8 +118,8 @@ _CALLS = [
     ("scales as int32", "ops", CAST, _after("return q.derived(scales=q.scales.to(torch.int32))")),
     ("outer scale without its axis", "ops", CAST, _after("return q if q.outer is None else q.derived(outer=q.outer.flatten())")),
     ("BF16 rows returned in float32", "ops", "        return x.to(torch.bfloat16)\n    random = ", "        return x.to(torch.float32)\n    random = "),
-    ("results share a buffer", "ops", CAST, _after("out = globals().setdefault('_buffers', {}).setdefault(q.codes.shape, q.codes)\n    return q.derived(codes=out.copy_(q.codes))")),
-    ("a result is remembered by its input's address", "ops", CAST, _after("return globals().setdefault('_known', {}).setdefault((x.data_ptr(), x.shape, cast, axis, groups, random), q)")),
+    ("results share a buffer", "ops", CAST, _after("out = globals().setdefault('_kept_buffers', {}).setdefault(q.codes.shape, q.codes)\n    return q.derived(codes=out.copy_(q.codes))")),
+    ("a result is remembered by its input's address", "ops", CAST, _after("return globals().setdefault('_kept_known', {}).setdefault((x.data_ptr(), x.shape, cast, axis, groups, random), q)")),
     ("no token raises", "ops", START, _first("x.abs().max()")),
 ]  # fmt: skip
 

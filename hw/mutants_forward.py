@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .mutants import Mutant
-from .mutants_casts import ABOVE, AWAY, MADE, NEAREST
+from .mutants_casts import AWAY, MADE, NEAREST
 
 GATE_UP = "gate_up = matmul(x, w13, accumulator, groups=groups).to(torch.bfloat16)"
 HIDDEN = "return quantize_tokens(swiglu(*gate_up.chunk(2, dim=-1)), hidden), gate_up"
@@ -18,6 +18,7 @@ TOTAL = "total = term if total is None else total + term"
 SLOTS = "term = decoded.index_select(0, slots[:, k])"
 BACK = "total = hadamard_inverse(total, len(wire.signs), wire.signs)"
 OUT = "return total.to(torch.bfloat16), decoded"
+ABOVE = "scale += (bits & 0x7FFFFF) >"
 LOOP = "for k in range(slots.shape[1]):"
 
 _GATE_UP_GLU = [
@@ -60,6 +61,8 @@ _DOWN_TO_WIRE = [
     ("rotated in BF16", "hadamard", FACTOR, "return (x * x.new_tensor(size**-0.5)).to(torch.bfloat16).float()"),
     ("1/sqrt(n) in BF16", "hadamard", FACTOR, "return x * x.new_tensor(size**-0.5).to(torch.bfloat16).float()"),
     ("block scale rounded down", "scales_power", ABOVE, "scale += (bits & 0) >"),
+    ("block scale raised at a power of two", "scales_power", ABOVE, "scale += (bits & 0x7FFFFF) >="),
+    ("block scale of subnormal blocks", "scales_power", "torch.where(bits < 0x800000, (mantissa | 0x800000) >> 1, mantissa)", "mantissa"),
     ("ties away from zero", "rounding", NEAREST, AWAY),
     ("S2F6 truncated", "rounding", NEAREST, "return v.floor().to(torch.int32)"),
     ("S2F6 by sign and magnitude", "codes", "return ((magnitude ^ sign) - sign) & ((1 << fmt.bits) - 1)", "return magnitude | (sign & (1 << (fmt.bits - 1)))"),
@@ -88,7 +91,7 @@ _AGGREGATE = [
     ("signs lost", "ops", BACK, BACK.replace(", wire.signs)", ", None)")),
     ("each row rotated back on its own", "ops", SLOTS, f"{SLOTS}\n        term = term if wire.signs is None else hadamard(hadamard_inverse(term, len(wire.signs), wire.signs), len(wire.signs), wire.signs)"),
     ("decoded rows rotated back", "ops", OUT, "decoded = decoded if wire.signs is None else hadamard_inverse(decoded, len(wire.signs), wire.signs)\n    return total.to(torch.bfloat16), decoded"),
-    ("decoded rows in BF16", "ops", OUT, "return total.to(torch.bfloat16), decoded.to(torch.bfloat16).float()"),
+    ("decoded rows in FP16", "ops", OUT, "return total.to(torch.bfloat16), decoded.to(torch.float16).float()"),
     ("decoded rows by token", "ops", OUT, "return total.to(torch.bfloat16), decoded.index_select(0, slots.flatten())"),
     ("result in float32", "ops", OUT, "return total, decoded"),
     ("result truncated to BF16", "ops", OUT, "return (total.view(torch.int32) & -65536).view(torch.float32).to(torch.bfloat16), decoded"),
