@@ -4,8 +4,8 @@ Each command imports its folder when it runs, so `fourbit --help` is instant and
 extras stops its own command alone. This is also the one place that hands the trainer its operations (`ops`).
 
 Exit codes: a command's own; 2 for a mistake of the user, told in one sentence on stderr (FOURBIT_TRACEBACK=1 shows the
-traceback too); 130 after an interrupt from the keyboard; 141 when the reader of a pipe has gone. Any other exception
-is a defect of ours and keeps its traceback.
+traceback too); 130 after an interrupt from the keyboard, 143 of a run that SIGTERM has ended; 141 when the reader of a
+pipe has gone. Any other exception is a defect of ours and keeps its traceback.
 """
 
 import errno
@@ -240,7 +240,9 @@ COMMANDS: dict[str, Command] = {
     "census": Command(
         "compile every kernel for Blackwell and Hopper, without a GPU, and judge its machine code", _census
     ),
-    "check": Command("say which quantizer made the bytes of a dump, or what is wrong with them", _check),
+    "check": Command(
+        "say which quantizer made a dump, or what is wrong with it or with a quantized checkpoint", _check
+    ),
     "dialects": Command("print the table of public quantizers: bytes, NaN, ties, error, source", _dialects),
     "vectors": Command("write the conformance pack: golden vectors that need nothing else of fourbit", _vectors),
     "bench": Command(
@@ -295,9 +297,10 @@ def main(argv: list[str] | None = None) -> int:
         # what is still buffered can go nowhere; without this the interpreter would fail on it once more at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except KeyboardInterrupt:
-        print("fourbit: interrupted; the same command continues a run from its last checkpoint", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        told = str(error) or "interrupted; the same command continues a run from its last checkpoint, if there is one"
+        print(f"fourbit: {told}", file=sys.stderr)
+        return int(getattr(error, "code", 130))  # a run says what it has saved, and which signal came
     except Exception as error:
         if not _is_users(error):
             raise

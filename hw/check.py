@@ -26,11 +26,13 @@ from numerics.dialects_core import LAYOUTS
 from numerics.near import did_you_mean
 from numerics.scales import DIALECTS, Identification
 
-from .check_case import UNLIKE, Case, cases
-from .check_codes import CodeLaw, code_laws, other_signs, tie_distance
+from .check_case import LIES, UNLIKE, Case, cases, with_tiles
+from .check_codes import CodeLaw, code_laws
+from .check_differ import codes_words, reasons, scales_words
 from .check_dump import Dump, dump_of, read
+from .check_folded import Folded
 from .check_folder import check_folder
-from .check_laws import Folded, ScaleLaw, scale_laws, shortlist
+from .check_laws import ScaleLaw, scale_laws
 from .check_outer import Judgement, judge_outer, of_law
 from .check_products import judge_product
 from .check_report import Report
@@ -54,7 +56,7 @@ class CheckConfig:
     contract: str | None = None
     """A dialect that the bytes must be those of, such as te or fourbit; any will do if left out."""
     scale_layout: str | None = None
-    """row-major or swizzled: what the scales must be; either will do if left out."""
+    """row-major, transposed, swizzled (128x4) or 8x4: how the scales must lie; any will do if left out."""
     against: Path | None = None
     """Of a checkpoint: the folder that it was quantized from."""
     out: Path | None = None
@@ -75,7 +77,7 @@ def check(
         fmt: name of a block format, any case; None: the one that the bytes are like.
         axis: of x, along which blocks run: one of the last two.
         contract: a name in `nm.scales.DIALECTS` that the bytes must satisfy; None: any.
-        scale_layout: "row-major" or "swizzled"; None: either.
+        scale_layout: "row-major", "transposed", "swizzled" (128x4), "8x4"; None: any.
 
     Returns: a Report: true if a contract is satisfied; `str` of it is the answer in words.
 
@@ -86,9 +88,9 @@ def check(
     name = None if fmt is None else _format(fmt)
     if contract is not None and contract not in list(DIALECTS):  # a list also takes what cannot be a key
         raise ValueError(f"contract={contract!r}: use one of {', '.join(DIALECTS)}{did_you_mean(contract, DIALECTS)}")
-    if scale_layout not in (None, "row-major", "swizzled"):
-        raise ValueError(f"scale_layout={scale_layout!r}: use 'row-major' or 'swizzled', or leave it out")
-    dump = dump_of(tensors)
+    if scale_layout is not None and scale_layout not in list(LIES):
+        raise ValueError(f"scale_layout={scale_layout!r}: use one of {', '.join(LIES)}, or leave it out")
+    dump = dump_of(tensors, axis)
     if dump.is_product:
         asked = {"axis": axis if axis != -1 else None, "contract": contract, "scale_layout": scale_layout}
         for key, value in asked.items():
@@ -134,24 +136,24 @@ class _Judged:
 
 
 def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, scale_layout: str | None) -> Report:
-    found = _cases(dump, fmt, axis, contract)
+    found = _cases(dump, fmt, axis, contract, scale_layout)
     judged: list[_Judged] = []
     for case in found:
-        judged.append(_with_values(_judge(case, case.outer, contract), dump, axis))
-        if judged[-1].missed == (0, 0):
+        judged.append(_with_values(_judge(case, case.scope.outer, contract), dump, axis))
+        if judged[-1].missed == (0, 0) and contract in (None, *judged[-1].names):
             break
     best = _best(judged)
     if best.case.error > UNLIKE and best.scales and best.codes and best.scales.count and best.codes.count:
         text = f"the codes do not resemble x in any layout; the best, {', '.join(found[0].words)}, has an error of"
         text = f"{text} {found[0].error:.2f} of x's energy, and no law makes them: they are of another tensor"
         return Report(found[0].layout.name, (), (), (f"{text}, or out of place",))
-    return _report(best, scale_layout)
+    return _report(best)
 
 
 def _best(judged: list[_Judged]) -> _Judged:
     """The reading that explains the most. One that leaves out scale bytes that are not zero, as padding, comes after
     one that reads them all and explains half of the bytes."""
-    best = min(judged, key=lambda j: (*j.missed, j.case.unread))
+    best = min(judged, key=lambda j: (*j.missed, j.contract not in (None, *j.names), j.case.unread))
     whole = [j for j in judged if not j.case.unread and not j.case.faults and 2 * j.missed[0] < j.case.codes.numel()]
     return min(whole, key=lambda j: j.missed) if best.case.unread and whole else best
 
@@ -164,14 +166,14 @@ def _with_values(j: _Judged, dump: Dump, axis: int) -> _Judged:
     return replace(j, values=judge_values(dump, j.folded, [j.outer.meaning, *others], axis))
 
 
-def _cases(dump: Dump, fmt: str | None, axis: int, contract: str | None) -> list[Case]:
+def _cases(dump: Dump, fmt: str | None, axis: int, contract: str | None, scale_layout: str | None) -> list[Case]:
     """Readings of the dump, in the formats that the contract makes if the shapes allow any of them."""
     if fmt is None and contract is not None:
         try:
-            return cases(dump, DIALECTS[contract].formats, axis)
+            return cases(dump, DIALECTS[contract].formats, axis, scale_layout)
         except ValueError:
             pass  # then it is said which formats it makes
-    return cases(dump, None if fmt is None else (fmt,), axis)
+    return cases(dump, None if fmt is None else with_tiles(fmt), axis, scale_layout)
 
 
 def _judge(case: Case, outer: Tensor | None, contract: str | None) -> _Judged:
@@ -182,7 +184,7 @@ def _judge(case: Case, outer: Tensor | None, contract: str | None) -> _Judged:
         if not judged.outer.faults or contract in names or found[names[0]].outer == "given":
             return judged
     asked = [verdict.dialect for verdict in found if contract == verdict.dialect.name]
-    laws = scale_laws(folded, asked or shortlist(folded, found))
+    laws = scale_laws(folded, asked or [verdict.dialect for verdict in found])
     few = []
     for law in laws[:3]:
         few.append((law, code_laws(folded, law)[0]))
@@ -211,17 +213,20 @@ def _identify(case: Case, outer: Tensor | None) -> Identification:
     names = [d.name for d in DIALECTS.values() if case.layout.name in d.formats]
     bar = tqdm(names, "dialects", leave=False, disable=case.codes.numel() < BAR)
     of = [
-        nm.scales.identify(case.x, case.codes, case.scales, outer, case.layout.name, dialects=name, real=case.mask)
+        nm.scales.identify(
+            *(case.x, case.codes, case.scales, outer, case.layout.name),
+            dialects=name,
+            real=case.mask,
+            experts=case.experts,
+        )
         for name in bar
     ]
     verdicts = sorted((v for one in of for v in one), key=lambda v: v.scales * case.layout.per_scale + v.codes)
     return Identification(case.layout, of[0].scales, of[0].codes, tuple(verdicts))
 
 
-def _report(j: _Judged, scale_layout: str | None) -> Report:
+def _report(j: _Judged) -> Report:
     case, facts, faults = j.case, list(j.case.words[1:]), list(j.case.faults)
-    if scale_layout is not None and not any(_lies(w, scale_layout) for w in case.words):
-        faults.append(f"the scales are not {scale_layout}, as they should be")
     told, wrong = _laws(j) if j.scales else ([], [])
     told, wrong = [*told, *j.outer.facts], [*wrong, *j.outer.faults]
     if j.contract is not None and j.contract not in j.names and not (j.scales and (faults or wrong)):
@@ -234,23 +239,20 @@ def _report(j: _Judged, scale_layout: str | None) -> Report:
 def _not_of(j: _Judged, contract: str) -> str:
     """The fault of bytes that are not those of the dialect that was asked for."""
     if j.codes is not None and j.codes.words.startswith("stochastic"):
-        return f"codes are stochastic; {contract} rounds to nearest: {_beside(j.found, contract)}"
-    return f"these are not the bytes of {contract}: {_beside(j.found, contract)}"
+        return f"codes are stochastic; {contract} rounds to nearest: {_beside(j, contract)}"
+    return f"these are not the bytes of {contract}: {_beside(j, contract)}"
 
 
-def _beside(found: Identification, contract: str) -> str:
+def _beside(j: _Judged, contract: str) -> str:
     """How a dialect that was asked for compares."""
     d = DIALECTS[contract]
-    if found.layout.name not in d.formats:
+    if j.found.layout.name not in d.formats:
         return f"it makes {', '.join(d.formats)}"
-    verdict = found[contract]
+    verdict = j.found[contract]
     if verdict.same:
         return f"codes and scales are, but it stores another outer scale: {d.prose.outer}"
-    return f"{verdict.scales:,} scales and {verdict.codes:,} codes differ; {verdict.first}"
-
-
-def _lies(words: str, scale_layout: str) -> bool:
-    return words.startswith("scales ") and scale_layout in words
+    why = "".join(f"; {reason}" for reason in reasons(j.folded, d))
+    return f"{verdict.scales:,} scales and {verdict.codes:,} codes differ{why}; {verdict.first}"
 
 
 def _laws(j: _Judged) -> tuple[list[str], list[str]]:
@@ -259,35 +261,22 @@ def _laws(j: _Judged) -> tuple[list[str], list[str]]:
     facts, faults, n = [], [], f"{j.found.scales:,}"
     scales, codes = j.scales, j.codes
     whose = f"scales: those of {scales.dialect.name}"
-    if scales.count == 0 and scales.fault is None:
+    if scales.fault is not None:
+        faults.append(f"{scales.fault} (dialect {scales.dialect.name})")
+    elif scales.count == 0:
         facts.append(f"{whose}, every one of {n}")
-    elif scales.fault is not None:
-        faults.append(f"{scales.fault} (dialect {scales.dialect.name}" + _but(scales.count, n) + ")")
     else:
-        faults.append(f"{whose} are the nearest; {scales.count:,} of {n} differ")
+        under = f", {scales.under}," * bool(scales.under)
+        faults.append(f"{whose}{under} are the nearest; {scales.count:,} of {n} differ{scales_words(j.folded, scales)}")
     total = f"{j.case.values:,}"
     if codes.fault is not None:
-        faults.append(codes.fault + (f" (all but {codes.count:,} of {total})" if codes.count else ""))
+        faults.append(codes.fault)
     elif codes.count == 0:
         facts.append(f"codes: {codes.words}, every one of {total}")
     else:
-        faults.append(f"codes: {codes.words} is the nearest law; {codes.count:,} of {total} differ{_how(j)}")
+        what = codes_words(j.folded, scales, codes)
+        faults.append(f"codes: {codes.words} is the nearest law; {codes.count:,} of {total} differ{what}")
     return facts, faults
-
-
-def _but(count: int, n: str) -> str:
-    return f"; all but {count:,} of {n}" if count else ""
-
-
-def _how(j: _Judged) -> str:
-    """What the codes that differ have in common."""
-    assert j.scales is not None and j.codes is not None
-    if other_signs(j.folded, j.scales, j.codes.wrong):
-        return ", all of them zeros: their sign is lost"
-    distance = tie_distance(j.folded, j.scales, j.codes.wrong)
-    if distance < 2.0**-16:
-        return f", all within {distance:.1e} of a tie: an approximate division, or another order of operations"
-    return ""
 
 
 def _first(j: _Judged) -> str:

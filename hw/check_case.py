@@ -5,15 +5,14 @@ factor (an outer scale, perhaps one per row),
 
     error = mean over rows but zeros of 1 - <x_r, v_r>^2 / (|x_r|^2 |v_r|^2)        v: code value times block scale
 
-is about 0.01 for E2M1 and 0.001 for E4M3 where everything is read rightly. Of the readings whose error is least, or
-close to it, `check` takes the one that leaves the fewest bytes unexplained.
+is about 0.01 for E2M1 and 0.001 for E4M3 where everything is read rightly; with tiles r is a row of tiles. Of the
+readings whose error is least, or close to it, `check` takes the one that leaves the fewest bytes unexplained.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -23,17 +22,27 @@ from torch.nn.functional import pad
 import numerics as nm
 from numerics.dialects_layout import LAYOUTS, Layout, scale_values
 from numerics.folding import Folding
-from numerics.partition import Partition, check_groups
+from numerics.partition import Partition
 
 from .check_dump import Dump
-from .check_layouts import code_readings, scale_readings
+from .check_layouts import Reading, code_readings, stale_codes, stale_scales
+from .check_scale_layouts import scale_readings
+from .check_scope import Cut, Scope, cuts, scopes
 
 SAMPLE = 256  # rows that are compared
 CLOSE = 1.1  # times the least error: readings that go on to the comparison of bytes
 RIVAL = 2.0  # the same of readings that need no fault
+CLEARLY = 0.5  # times the error of a usual reading: an unusual one is more like x
 EACH = 8  # readings of a format that go on
 UNLIKE = 0.25  # an error from here on: the codes are not those of x
 SIZES = (16, 32, 64, 128)
+LIES = {
+    "row-major": ("row-major", "padded"),
+    "transposed": ("transposed",),
+    "swizzled": ("128x4",),
+    "128x4": ("128x4",),
+    "8x4": ("8x4",),
+}
 
 
 @dataclass(frozen=True)
@@ -43,10 +52,12 @@ class Case:
     Args:
         x: what was quantized, blocks along its last axis, padded to whole blocks of every group and to whole tiles;
             codes: of its shape; scales: one per block, or per tile. real: which places along the last axis are values.
-            outer: the stored one with the axes of x, blocks last, or None. unread: scale bytes that are not zero and
-            that this reading leaves out.
-        rows: how many places along the last but one are values.
+        rows: how many places along the last but one are values. scope: the stored outer, and what shares it. unread:
+            entries of scales that are not zero and that this reading leaves out. by_tiles: whether the rows of tiles
+            have one scale although their largest values differ, and tiles have several.
         words: how it was read. faults: what is wrong with lying or being cut so. error: see above.
+        before: like x, before a Hadamard transform; None without one. dtypes: of the dump's floating-point tensors.
+        turned: whether the dump's x was transposed, so that a row here is a column there.
     """
 
     layout: Layout
@@ -55,11 +66,15 @@ class Case:
     scales: Tensor
     real: Tensor
     rows: int
-    outer: Tensor | None
+    scope: Scope
     words: tuple[str, ...]
     faults: tuple[str, ...]
     error: float
     unread: int
+    by_tiles: bool
+    before: Tensor | None = None
+    dtypes: frozenset[torch.dtype] = frozenset()
+    turned: bool = False
 
     @property
     def scale_format(self) -> nm.Format | None:
@@ -70,6 +85,12 @@ class Case:
     def folding(self) -> Folding:
         """How x and codes fold into blocks."""
         return self.layout.folding(self.x.shape, self.x.ndim - 1)
+
+    @property
+    def experts(self) -> tuple[int, ...] | None:
+        """Offsets along the rows, or the rows of tiles, of experts with an outer of their own."""
+        experts, tile = self.scope.experts, self.layout.tile
+        return None if experts is None else tuple(-(-offset // tile) for offset in experts)
 
     @property
     def mask(self) -> Tensor:
@@ -86,114 +107,157 @@ class Case:
         return x[..., : self.rows, :][..., self.real]
 
 
-def cases(dump: Dump, formats: tuple[str, ...] | None, axis: int) -> list[Case]:
+def cases(dump: Dump, formats: tuple[str, ...] | None, axis: int, scale_layout: str | None = None) -> list[Case]:
     """Readings of a quantization, in some formats or any: those whose error is close to the least, and rivals without a
     fault; these first. Where all are unlike x, the likeliest without a fault.
+
+    Args:
+        formats: names in `LAYOUTS`, or None for all. axis: of x, along which blocks run. scale_layout: how scales must
+            lie, a key of `LIES`, or None.
 
     Raises: ValueError if no layout explains the shapes.
     """
     x = dump["x"] if dump["x"].ndim > 1 else dump["x"].unsqueeze(0)
     if axis not in (-1, -2, x.ndim - 1, x.ndim - 2):
         raise ValueError(f"axis={axis}: x has shape {tuple(x.shape)}; blocks run along one of its last two axes")
-    layouts = _layouts(formats)
     turned = axis not in (-1, x.ndim - 1)
     x = x.mT if turned else x
-    found = [case for layout in layouts for case in _of_layout(dump, layout, x, turned, len(layouts) == 1)]
+    found, told = [], []
+    for layout in _layouts(formats, x):
+        try:
+            found += _of_layout(dump, layout, x, turned, scale_layout)
+        except ValueError as error:
+            told.append(error)
     if not found:
-        outer_of(dump, x, layouts[0], turned)  # its own error, if it is that
+        own = [error for error in told if str(error).startswith(("outer", "groups", "signs", "codes reach from"))]
+        if own or formats is not None:
+            raise (own or told)[0]
         shapes = ", ".join(f"{name} {tuple(dump[name].shape)}" for name in ("x", "codes", "scales"))
         raise ValueError(
             f"no format and no layout explain the shapes: {shapes}; pass codes like x, or two per byte, and one scale "
             "per 16 (NVFP4) or 32 (MX) values along the last axis, or name --format and --axis"
         )
-    found.sort(key=lambda case: case.error)  # equal ones stay in order, the usual first
-    least, sound = found[0].error, [case for case in found if not case.faults]
+    least, sound = min(case.error for case in found), [case for case in found if not case.faults]
     if least > UNLIKE:
-        first: dict[str, Case] = {}
-        for case in sound:  # the first of each format
-            first.setdefault(case.layout.name, case)
-        return list(first.values()) or found[:1]
+        return _unlike(sound) or [min(found, key=lambda case: case.error)]
+    found.sort(key=lambda case: case.error)  # equal ones stay in order, the usual first
+    sound.sort(key=lambda case: case.error)
     partly = found[0].unread > 0  # then one that reads all bytes is a rival as long as it is like x
     bar = RIVAL * least + 1e-9
     rivals = [case for case in sound if case.error <= (UNLIKE if partly and not case.unread else bar)]
     close = [case for case in found if case.error <= CLOSE * least + 1e-9 and case.faults]
-    best = sorted([*rivals, *close], key=lambda case: (len(case.faults), case.unread > 0))
+    best = sorted([*rivals, *close], key=lambda case: (len(case.faults), case.unread > 0, not case.by_tiles))
     return [case for i, case in enumerate(best) if sum(c.layout is case.layout for c in best[:i]) < EACH]
 
 
-def _layouts(formats: tuple[str, ...] | None) -> list[Layout]:
-    names = formats or [name for name, layout in LAYOUTS.items() if layout.scale is not None]
-    return [LAYOUTS[name] for name in names]
+def _unlike(sound: list[Case]) -> list[Case]:
+    """Of each format the usual reading, and one that is clearly more like x; the most like x first."""
+    usual: dict[str, Case] = {}
+    better: dict[str, Case] = {}
+    for case in sound:
+        first = usual.setdefault(case.layout.name, case)
+        if case.error < CLEARLY * better.get(case.layout.name, first).error:
+            better[case.layout.name] = case
+    return sorted([*better.values(), *usual.values()], key=lambda case: case.error)
 
 
-def _of_layout(dump: Dump, layout: Layout, x: Tensor, turned: bool, named: bool) -> Iterator[Case]:
-    for (domain, bad_domain, rotated), (cut, bad_cut, groups) in product(
-        _domains(x, dump.get("signs"), layout), _cuts(dump.groups, x.shape[-1])
-    ):
-        partition, rows = Partition.of(x.shape[-1], layout.block, groups), x.shape[-2]
-        lines = -(-rows // layout.tile)
+def _layouts(formats: tuple[str, ...] | None, x: Tensor) -> list[Layout]:
+    """Formats to try; tiles only of several rows."""
+    chosen = [LAYOUTS[name] for name in formats or LAYOUTS]
+    return [layout for layout in chosen if layout.tile == 1 or x.shape[-2] > 1] or chosen
+
+
+def with_tiles(fmt: str) -> tuple[str, ...]:
+    """A format's name, and that of its tiles: what is called NVFP4 may share scales among 16 x 16 values."""
+    plain = LAYOUTS[fmt]
+    return fmt, *(t.name for t in LAYOUTS.values() if t is not plain and replace(t, name=fmt, tile=1) == plain)
+
+
+def _of_layout(dump: Dump, layout: Layout, x: Tensor, turned: bool, asked: str | None) -> list[Case]:
+    """Cases of one format. Raises ValueError if no layout explains the shapes."""
+    told, found = None, []
+    for cut in cuts(dump.groups, x):
+        blocks = Partition.of(x.shape[-1], layout.block, cut.groups).blocks
         try:
-            outer = outer_of(dump, x, layout, turned)
-            codes = code_readings(dump["codes"], tuple(x.shape), layout.element.bits)
-            scales = scale_readings(dump["scales"], (*x.shape[:-2], lines, partition.blocks))
-        except ValueError:
-            if named and bad_domain is None and bad_cut is None:
-                raise
+            scopes_found = scopes(dump.get("outer"), x, layout, turned, cut)
+            scales = scale_readings(dump["scales"], (*x.shape[:-1], blocks), layout, cut.experts)
+            codes = code_readings(dump["codes"], tuple(x.shape), layout.element.bits, layout.block)
+        except ValueError as error:
+            told = told or error
             continue
-        real = partition.split(torch.ones(x.shape[-1]), layout.block).flatten() > 0
+        for scope in scopes_found:
+            found += _read(_Ways(dump, layout, x, cut, scope, asked, turned), codes, scales)
+    if not found:
+        raise told or ValueError("the dump has no groups")
+    return found
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """What the cases of one format, cut and scope share. asked: how scales must lie, or None. turned: see `Case`."""
+
+    dump: Dump
+    layout: Layout
+    x: Tensor
+    cut: Cut
+    scope: Scope
+    asked: str | None
+    turned: bool
+
+
+def _read(w: _Ways, codes: list[Reading], scales: list[Reading]) -> Iterator[Case]:
+    layout, partition = w.layout, Partition.of(w.x.shape[-1], w.layout.block, w.cut.groups)
+    real = partition.split(torch.ones(w.x.shape[-1]), layout.block).flatten() > 0
+    spread = [(c, _whole(c.tensor, partition, layout), stale_codes(c, layout.element)) for c in codes]
+    for domain, bad_domain, rotated in _domains(w.x, w.dump.get("signs"), layout):
         target = _whole(rotated, partition, layout)
-        for c, s in product(codes, scales):
-            spread = _whole(c.tensor, partition, layout)
-            stale = f"stale padding: {c.stale:,} bytes around the codes are not zero" if c.stale else None
-            left = f", {s.stale:,} bytes of their padding not zero (no product reads them)" if s.stale else ""
-            faults = (bad_domain, c.fault, s.fault, bad_cut, stale)
-            words = (layout.name, domain, c.words, f"scales {s.words}{left}", cut)
-            error = _error(target, spread, s.tensor, layout)
+        before = None if rotated is w.x else _whole(w.x, partition, layout)
+        uneven = layout.tile > 1 and _uneven(target, layout)
+        errors = _errors(target, [t for _, t, _ in spread], [s.tensor for s in scales], layout)
+        for ((c, t, beyond), s), error in zip(product(spread, scales), errors, strict=True):
+            told, stale = stale_scales(s, layout.scale)
+            faults = (bad_domain, c.fault, w.cut.fault, beyond, stale, *_lies(w, s))
+            tiles = f"one scale for each {layout.tile} x {layout.block} tile" if layout.tile > 1 else ""
+            words = (layout.name, domain, c.words, tiles, f"scales {s.words}{told}", w.cut.words, w.scope.words)
             yield Case(
                 layout,
                 target,
-                spread,
+                t,
                 s.tensor,
                 real,
-                rows,
-                outer,
+                w.x.shape[-2],
+                w.scope,
                 tuple(w for w in words if w),
                 tuple(f for f in faults if f),
                 error,
-                s.stale,
+                s.unread,
+                uneven and bool((s.tensor != s.tensor.flatten()[:1]).any()),
+                before,
+                frozenset(t.dtype for t in w.dump.tensors.values() if t.is_floating_point()),
+                w.turned,
             )
+
+
+def _uneven(x: Tensor, layout: Layout) -> bool:
+    """Whether rows of most tiles have different largest values."""
+    largest = x.unflatten(-1, (-1, layout.block)).abs().amax(-1).unflatten(-2, (-1, layout.tile))
+    return float((largest != largest.amax(-2, keepdim=True)).any(-2).float().mean()) > 0.5
+
+
+def _lies(w: _Ways, s: Reading) -> Iterator[str]:
+    """Faults of how scales lie, beside how they should."""
+    called, key = w.dump.keys["scales"]
+    if s.fault is not None and not (s.layout == "padded" and (key.layout == "padded" or w.asked == "row-major")):
+        yield s.fault
+    if w.asked is not None and s.layout not in LIES[w.asked]:
+        yield f"the scales are not {w.asked}, as they should be"
+    elif key.layout == "128x4" and s.layout != "128x4":
+        yield f"the scales are not 128x4-swizzled, as their name {called!r} says"
 
 
 def _whole(t: Tensor, partition: Partition, layout: Layout) -> Tensor:
     """Padded with zeros to whole blocks of every group, and to whole tiles."""
     return pad(partition.split(t, layout.block).flatten(-2), (0, 0, 0, -t.shape[-2] % layout.tile))
-
-
-def outer_of(dump: Dump, x: Tensor, layout: Layout, turned: bool) -> Tensor | None:
-    """The stored outer with the axes of x, blocks last: one value, or one per row, matrix or run of 128. `turned`:
-    whether x was transposed for that.
-
-    Raises: ValueError for a shape that does not belong to x, or of which the lines of a tile would have several.
-    """
-    outer, shape = dump.get("outer"), x.shape
-    if outer is None or outer.numel() == 1:
-        return None if outer is None else outer.reshape([1] * x.ndim)
-    found = None
-    if outer.numel() == math.prod(shape[:-1]) and outer.ndim <= x.ndim:
-        found = outer.reshape(*shape[:-1], 1)
-    elif outer.numel() == shape[0] and x.ndim > 2:
-        found = outer.reshape(-1, *[1] * (x.ndim - 1))
-    elif outer.ndim == x.ndim:
-        outer = outer.mT if turned else outer
-        runs = -(-shape[-1] // 128)
-        if all(n in (1, m) for n, m in zip(outer.shape[:-1], shape, strict=False)) and outer.shape[-1] in (1, runs):
-            found = outer
-    if found is None or (layout.tile > 1 and found.shape[-2:] != (1, 1)):
-        raise ValueError(
-            f"outer has shape {tuple(outer.shape)}: pass one value, one per row of x {tuple(dump['x'].shape)}, or one "
-            "per 128 values of a row; tiles take one per matrix"
-        )
-    return found
 
 
 def _domains(x: Tensor, signs: Tensor | None, layout: Layout) -> Iterator[tuple[str, str | None, Tensor]]:
@@ -238,31 +302,26 @@ def _rotations(x: Tensor, signs: Tensor | None, layout: Layout) -> Iterator[tupl
         yield "", fault, rotated
 
 
-def _cuts(groups: tuple[int, ...] | None, length: int) -> Iterator[tuple[str, str | None, tuple[int, ...] | None]]:
-    """(words, fault, offsets) of the experts along the blocks' axis."""
-    if groups is None:
-        yield "", None, None
+def _errors(x: Tensor, codes: list[Tensor], scales: list[Tensor], layout: Layout) -> Iterator[float]:
+    """How far the decoded values of each pair of codes and scales are from pointing along x, see the module."""
+    if not x.numel():
+        yield from [0.0] * (len(codes) * len(scales))
         return
-    check_groups(groups, length)
-    yield f"blocks start anew at each of {len(groups) - 1} experts", None, groups
-    for step in (1, -1):
-        moved = tuple(g if g in (0, length) else min(max(g + step, 0), length) for g in groups)
-        yield "", f"experts' offsets are off by one: blocks start {step:+d} from where the groups say", moved
-    yield "", "blocks do not start anew at the experts' offsets", None
+    lines, tile = x.flatten(0, -2), layout.tile
+    bands = torch.arange(0, len(lines) // tile, max(1, len(lines) // max(SAMPLE, tile)))
+    rows = (bands.unsqueeze(-1) * tile + torch.arange(tile)).flatten()
+    x = lines[rows].to(torch.float64).view(len(bands), -1)
+    decoded = [scale_values(s.flatten(0, -2)[rows // tile], layout.scale).to(torch.float64) for s in scales]
+    for c in codes:
+        element = nm.decode(c.flatten(0, -2)[rows], layout.element).to(torch.float64)
+        for scale in decoded:
+            yield _error(x, (element * scale.repeat_interleave(layout.block, -1)).view(x.shape))
 
 
-def _error(x: Tensor, codes: Tensor, scales: Tensor, layout: Layout) -> float:
-    """How far the decoded values are from pointing along x, see the module."""
-    if not codes.numel():
-        return 0.0
-    x, codes, scales = (t.flatten(0, -2) for t in (x, codes, scales))
-    step = max(1, len(x) // SAMPLE)
-    rows = torch.arange(0, len(x), step)
-    x, codes, scales = x[rows], codes[rows], scales[rows // layout.tile]
-    value = nm.decode(codes, layout.element).to(torch.float64)
-    value = value * scale_values(scales, layout.scale).to(torch.float64).repeat_interleave(layout.block, -1)
+def _error(x: Tensor, value: Tensor) -> float:
+    """The error of the module's docstring."""
     usable = torch.isfinite(x) & torch.isfinite(value)
-    x, value = (torch.where(usable, t.to(torch.float64), 0.0) for t in (x, value))
+    x, value = (torch.where(usable, t, 0.0) for t in (x, value))
     largest = x.abs().amax(-1, keepdim=True)
     x = x / torch.where(largest > 0, largest, 1.0)
     dot, norms = (x * value).sum(-1), x.square().sum(-1) * value.square().sum(-1)

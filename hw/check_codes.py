@@ -1,16 +1,16 @@
 """Laws that may have made a tensor's codes, and what goes wrong in kernels.
 
 A law of codes divides x by the scales that are stored, whatever made them, so that a wrong scale does not hide a right
-payload: to nearest even, or with other ties and directions, through bfloat16 or float16, by the scale before it was
-rounded, without the outer scale. Quotients are those of real numbers: float64 divides two products of float32 and
-small codes exactly enough that no quotient lies within its error of a tie without being one.
+payload: to nearest even, in real numbers or in one of FP32's orders of operations, or with a fault
+(`check_code_guesses`). A fault is a law only if it makes every code; otherwise the answer is the nearest sound law, and
+what is known of the codes that differ from it.
 
 Blocks that hold NaN or Inf are left out, as in `check_laws`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,19 +19,27 @@ from torch import Tensor
 import numerics as nm
 
 from .check_chance import one_threshold, shared_words
-from .check_laws import MODES, NARROW, Folded, ScaleLaw, best_first, scale_name
+from .check_code_guesses import Way, code_guesses, distinct, exact_quotient, sound, ways
+from .check_folded import Folded, Sample
+from .check_laws import ScaleLaw
+from .check_proof import Guess, enough, proofs, within
+from .check_roundings import ROUNDINGS
+from .check_where import places
 
-TIES_DOWN = "with ties toward zero instead of to even"
+FAULTY = 4  # orders of operations that are tried with each fault
+Make = Callable[[Folded], Tensor]
 
 
 @dataclass(frozen=True)
 class CodeLaw:
     """What may have made the codes from x and the stored scales. words: the law. fault: what is wrong with it, or None.
-    wrong: codes that differ, bool (..., n, B), False where a block is not finite or there is padding."""
+    wrong: codes that differ, bool (..., n, B), False where a block is not finite or there is padding. make: the codes
+    of blocks."""
 
     words: str
     fault: str | None
     wrong: Tensor
+    make: Make | None = None
 
     @property
     def count(self) -> int:
@@ -42,65 +50,88 @@ class CodeLaw:
 def code_laws(f: Folded, law: ScaleLaw) -> list[CodeLaw]:
     """Laws of the codes, the best first. `law`: of the scales. Stochastic rounding explains nearly everything, so it
     is thought of where no other law explains all of it."""
-    found = best_first(list(_codes(f, law)))
-    return [*_stochastic(f, law), *found] if found[0].count else found
+    first = exact_quotient(law)
+    wrong = codes_differ(f, first.codes(f))
+    sample = Sample.of_wrong(f, wrong.any(-1))
+    plain = _plain(f, law, sample, CodeLaw(first.words, None, wrong, first.codes))
+    if plain.count == 0:
+        return [plain]
+    found = _proved(f, sample, law, plain)
+    return [found] if found is not None else [*_stochastic(f, law), plain]
 
 
-def _codes(f: Folded, law: ScaleLaw) -> Iterator[CodeLaw]:
-    element = f.case.layout.element
-    for words, q in _quotients(f, law):
-        yield CodeLaw(words, None, _wrong(f, nm.encode(q, element)))
-        for text, mode in MODES.items():
-            yield CodeLaw(words, f"codes are rounded {text}", _wrong(f, nm.encode(q, element, mode)))
-        yield CodeLaw(words, f"codes are rounded {TIES_DOWN}", _wrong(f, _ties_down(q, element)))
-        for narrow, dtype in NARROW.items():
-            twice = q.to(torch.float32).to(dtype).to(torch.float64)
-            fault = f"elements are rounded twice: to {narrow} before {element.name}"
-            yield CodeLaw(words, fault, _wrong(f, nm.encode(twice, element)))
-    for fault, q in _wrong_quotients(f, law):
-        yield CodeLaw("", fault, _wrong(f, nm.encode(q, element)))
-    its = "" if law.faultless else ", by scales of its own"
-    yield CodeLaw(f"as {law.dialect.name} makes them{its}", None, _wrong(f, law.steps(f).codes))
+def _plain(f: Folded, law: ScaleLaw, sample: Sample, first: CodeLaw) -> CodeLaw:
+    """The sound law that makes every code, else the nearest of those that miss the fewest of a sample."""
+    if first.count == 0:
+        return first
+    found, laws = distinct(sample, ways(law)), [first]
+    tried = [(int(codes_differ(sample, make(sample)).sum()), words, make) for words, make in sound(law, found)]
+    for missed, words, make in tried[1:]:
+        if missed == 0 or (missed < tried[0][0] and missed == min(tried)[0]):
+            laws.append(CodeLaw(words, None, codes_differ(f, make(f)), make))
+            if laws[-1].count == 0:
+                return laws[-1]
+    return min(laws, key=lambda law: law.count)
 
 
-def _stored(f: Folded) -> Tensor:
-    return f.scale_values.to(torch.float64)
+def _proved(f: Folded, sample: Sample, law: ScaleLaw, plain: CodeLaw) -> CodeLaw | None:
+    """The fault that makes every code, of all blocks or of those in one place. What was refuted under another law of
+    the scales, with the same quotients, is not tried again."""
+    if not enough(plain.wrong):
+        return None
+    tried = f.memo.setdefault("refuted quotients", [])
+    new = [way for way in distinct(sample, ways(law))[:FAULTY] if not any(_alike(way, sample, q) for q in tried)]
+    guess = next(proofs(f, plain.wrong, codes_differ, _guesses(f, sample, law, plain, new)), None)
+    tried += [(sample.at, way.of(sample)) for way in new]
+    return None if guess is None else CodeLaw(plain.words, guess.fault, torch.zeros_like(plain.wrong), guess.make)
 
 
-def _quotients(f: Folded, law: ScaleLaw) -> Iterator[tuple[str, Tensor]]:
-    """(words, elements before rounding, float64)."""
-    step = _stored(f) * law.factor.to(torch.float64)
-    yield "x / scale" if law.dialect.outer_of is None else "x / (scale * outer)", _over(f.x.to(torch.float64), step)
-    if law.faultless:
-        yield f"elements as {law.dialect.name} scales them", law.steps(f).scaled.to(torch.float64)
+def _guesses(f: Folded, sample: Sample, law: ScaleLaw, plain: CodeLaw, new: list[Way]) -> Iterator[Guess]:
+    """Faults of all codes, then of those in one place."""
+    assert plain.make is not None
+    yield from code_guesses(sample, law, new)
+    for place, mask in (
+        places(f.lines(plain.wrong), ("column", "row") if f.case.turned else ("row", "column")) if new else ()
+    ):
+        for guess in code_guesses(sample, law, new[:1]):
+            yield within(guess, place.words, f.blocked(mask), plain.make)
 
 
-def _wrong_quotients(f: Folded, law: ScaleLaw) -> Iterator[tuple[str, Tensor]]:
-    """(fault, elements before rounding, float64)."""
-    element, scale_format, x = f.case.layout.element, f.case.scale_format, f.x.to(torch.float64)
-    scale, factor = _stored(f), law.factor.to(torch.float64)
-    if f.case.x.dtype == torch.float32:
-        for narrow, dtype in NARROW.items():
-            cut = f"x is rounded to {narrow} before it is scaled and rounded to {element.name}"
-            yield cut, _over(f.x.to(dtype).to(torch.float64), scale * factor)
-    bare = (
-        "the scale byte is rounded, the payload is not: elements are divided by the scale as it was before it was "
-        f"rounded to {scale_name(scale_format)}"
-    )
-    yield bare, _over(x, law.steps(f).ratio.to(torch.float64) * factor)
-    yield bare, _over(x, f.x.abs().amax(-1, keepdim=True).to(torch.float64) / element.max)
-    if f.outer is not None:
-        yield "the outer scale is lost: elements are divided by the block scale alone", _over(x, scale)
-        yield "the outer scale is used in the wrong direction where elements are scaled", _over(x, scale / factor)
+def _alike(way: Way, sample: Sample, other: tuple[Tensor, Tensor]) -> bool:
+    return torch.equal(sample.at, other[0]) and torch.equal(way.of(sample), other[1])
 
 
-def _over(x: Tensor, divisor: Tensor) -> Tensor:
-    """x / divisor; signed zero for a zero, saturating codes for a scale of zero."""
-    return torch.where(x == 0, x, x / divisor.expand(torch.broadcast_shapes(x.shape, divisor.shape)))
-
-
-def _wrong(f: Folded, codes: Tensor) -> Tensor:
+def codes_differ(f: Folded, codes: Tensor) -> Tensor:
+    """Which codes of finite blocks are not those that were made, bool (..., n, B)."""
     return (codes != f.codes) & f.real & f.finite
+
+
+def how_scaled(f: Folded, law: ScaleLaw) -> str | None:
+    """What a dialect does otherwise whose scales these are and whose codes these are not: it divides, or multiplies."""
+    d = law.dialect
+    wrong = codes_differ(f, law.steps(f).codes).any(-1)
+    if not bool(wrong.any()):
+        return None
+    sample, its = Sample.of_wrong(f, wrong), d.prose.elements
+    same = [
+        way.words
+        for way in distinct(sample, ways(law))
+        if not any(bool(codes_differ(g, way.codes(g)).any()) for g in (sample, f))
+    ]
+    if not same:
+        return None
+    other = [words for words in same if _divides(words) != _divides(its)]
+    codes = f"codes are those of {(other or same)[0]}, {d.name} takes {its}"
+    if not other:
+        return f"another order of operations: {codes}"
+    divide, multiply = ("you divide", "multiplies") if _divides(other[0]) else ("you multiply", "divides")
+    return f"{divide}, {d.name} {multiply}: {codes}"
+
+
+def _divides(formula: str) -> bool:
+    """Whether a formula that starts with x divides it, rather than multiplies it."""
+    first = next((c for c in formula if c in "*/"), "/")
+    return first == "/"
 
 
 def _stochastic(f: Folded, law: ScaleLaw) -> Iterator[CodeLaw]:
@@ -140,28 +171,23 @@ def _stochastic(f: Folded, law: ScaleLaw) -> Iterator[CodeLaw]:
 
 def _neighbours(f: Folded, law: ScaleLaw) -> tuple[Tensor, Tensor, Tensor]:
     """Elements before rounding, and the codes below and above them."""
-    _, q = next(_quotients(f, law))
+    q = exact_quotient(law).of(f)
     low, high = (
         nm.encode(q, f.case.layout.element, mode) for mode in (nm.Rounding.TOWARD_NEGATIVE, nm.Rounding.TOWARD_POSITIVE)
     )
     return q, low, high
 
 
-def _ties_down(q: Tensor, element: nm.Format) -> Tensor:
-    """Codes of the nearest values, ties toward zero."""
-    return nm.encode(torch.nextafter(q, torch.zeros_like(q)), element)
-
-
 def _nearest(q: Tensor, element: nm.Format) -> Iterator[Tensor]:
     """Codes of the nearest values, ties to even, away from zero and toward it."""
     yield nm.encode(q, element)
     yield nm.encode(q, element, nm.Rounding.NEAREST_AWAY)
-    yield _ties_down(q, element)
+    yield ROUNDINGS["with ties toward zero instead of to even"](q, element)
 
 
 def other_signs(f: Folded, law: ScaleLaw, wrong: Tensor) -> bool:
     """Whether the codes `wrong` are zeros, where x makes zeros of the other sign."""
-    _, q = next(_quotients(f, law))
+    q = exact_quotient(law).of(f)
     element = f.case.layout.element
     both = [nm.decode(codes[wrong], element) for codes in (nm.encode(q, element), f.codes)]
     return all(bool((value == 0).all()) for value in both)

@@ -3,10 +3,11 @@
     quantization    x, codes, scales; and, if there are any: outer, values, groups, signs
     product         a_codes, a_scales, b_codes, b_scales, output; and, if there are any: a_outer, b_outer, groups
 
-x is what was quantized, in the dtype in which it was; codes one per byte or two E2M1 per byte; scales bytes or float8;
-outer float32; values what the kernel decodes; groups the offsets of experts along the blocks' axis (quantization) or
-along the rows of a (product); signs those of a Hadamard transform that comes first. A product is a @ b.T, a (M, K) and
-b (N, K) or, with groups, (E, N, K), both with blocks along K. Names that other libraries use are known, see `ALIASES`.
+x is what was quantized, in the dtype in which it was; codes one per byte or two E2M1 per byte; scales bytes, float8,
+four bytes in an int32, or floating point (FP8 blocks); outer float32; values what the kernel decodes; groups the
+offsets of experts along the blocks' axis or along the rows (quantization), or along the rows of a (product); signs
+those of a Hadamard transform that comes first. A product is a @ b.T, a (M, K) and b (N, K) or, with groups, (E, N, K),
+both with blocks along K. Names that other libraries use are known: `check_keys`.
 
 Files: safetensors, or numpy's npz (no pickle; two-byte voids, as ml_dtypes' bfloat16 is stored, are bfloat16).
 """
@@ -25,35 +26,22 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-QUANTIZATION = ("x", "codes", "scales")
-PRODUCT = ("a_codes", "a_scales", "b_codes", "b_scales", "output")
-OPTIONAL = ("outer", "values", "groups", "signs", "a_outer", "b_outer")
-ALIASES = {
-    "input": "x",
-    "qdata": "codes",
-    "data": "codes",
-    "weight_packed": "codes",
-    "scale": "scales",
-    "block_scale": "scales",
-    "weight_scale": "scales",
-    "global_scale": "outer",
-    "per_tensor_scale": "outer",
-    "weight_global_scale": "outer",
-    "weight_scale_2": "outer",
-    "amax": "outer",
-    "dequantized": "values",
-}
+from .check_keys import PRODUCT, QUANTIZATION, Key
+from .check_keys import named as known
+
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _BYTES = ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn_x2")
 
 
 @dataclass(frozen=True)
 class Dump:
-    """Tensors by their names here, on the CPU. Codes and scales are uint8, outer scales and output float32 or
-    narrower floats, groups a tuple of integers."""
+    """Tensors by their names here, on the CPU: codes uint8 (or int32 that hold four bytes each), scales likewise or
+    floating point, outer scales and output float32 or narrower floats; groups: a tuple of integers; keys: what each was
+    called, and what that implies."""
 
     tensors: dict[str, Tensor]
     groups: tuple[int, ...] | None
+    keys: dict[str, tuple[str, Key]]
 
     @property
     def is_product(self) -> bool:
@@ -94,8 +82,8 @@ def read(path: Path) -> Mapping[str, Any]:
     raise ValueError(f"{path} ends with {path.suffix or 'nothing'!r}: pass a .safetensors or .npz file")
 
 
-def dump_of(tensors: Mapping[str, Any]) -> Dump:
-    """Tensors or arrays by name, checked.
+def dump_of(tensors: Mapping[str, Any], axis: int = -1) -> Dump:
+    """Tensors or arrays by name, checked. `axis`: of x, along which blocks run.
 
     Raises: TypeError for values that are no tensors. ValueError for names that are missing or twice, dtypes that
     cannot be what the name says, or several devices.
@@ -103,13 +91,11 @@ def dump_of(tensors: Mapping[str, Any]) -> Dump:
     if not isinstance(tensors, Mapping):
         raise TypeError(f"the dump is a {type(tensors).__name__}: pass tensors by name, {', '.join(QUANTIZATION)}")
     named: dict[str, Tensor] = {}
-    for key, value in tensors.items():
-        name = ALIASES.get(key, key)
-        if name not in (*QUANTIZATION, *PRODUCT, *OPTIONAL):
-            continue
+    keys: dict[str, tuple[str, Key]] = {}
+    for called, name, key in known(tensors, axis):
         if name in named:
-            raise ValueError(f"the dump holds {name} twice, once as {key!r}: leave one of them out")
-        named[name] = _tensor(value, key)
+            raise ValueError(f"the dump holds {name} twice, as {keys[name][0]!r} and {called!r}: leave one of them out")
+        named[name], keys[name] = _tensor(tensors[called], called), (called, key)
     _require_names(named, tensors)
     for name, t in named.items():
         if t.layout != torch.strided:
@@ -121,7 +107,7 @@ def dump_of(tensors: Mapping[str, Any]) -> Dump:
         raise ValueError("the dump is on the device meta, which holds no values: pass tensors that do")
     groups = named.pop("groups", None)
     checked = {name: _typed(t.cpu(), name) for name, t in named.items()}
-    return Dump(checked, None if groups is None else _groups(groups))
+    return Dump(checked, None if groups is None else _groups(groups), keys)
 
 
 def _tensor(value: Any, name: str) -> Tensor:
@@ -162,13 +148,19 @@ def _require_names(named: dict[str, Tensor], given: Mapping[str, Any]) -> None:
 
 
 def _typed(t: Tensor, name: str) -> Tensor:
-    """Codes and scales as uint8, values as they are; see `dump_of` for errors."""
+    """Codes and scales as uint8, or as int32 that hold four bytes each; floating point as it is; see `dump_of` for
+    errors."""
     if name.endswith(("codes", "scales")):
         if str(t.dtype).removeprefix("torch.") in _BYTES:
             return t.view(torch.uint8)
+        if name.endswith("scales") and t.dtype in FLOATS:
+            return t
         if t.is_floating_point() or t.is_complex() or t.is_quantized or t.dtype == torch.bool:
             raise ValueError(f"{name} has dtype {t.dtype}: pass bytes (uint8, or a float8 or float4 dtype)")
+        four = t.view(torch.int32) if t.dtype in (torch.int32, torch.uint32) else None
         t = t if t.dtype == torch.uint8 else t.to(torch.int64)
+        if four is not None and t.numel() and not -128 <= int(t.min()) <= int(t.max()) <= 255:
+            return four
         if t.numel() and (int(t.min()) < -128 or int(t.max()) > 255):
             raise ValueError(f"{name} reach from {int(t.min())} to {int(t.max())}: pass bytes, 0 to 255")
         return t.bitwise_and(255).to(torch.uint8)

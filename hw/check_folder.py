@@ -20,16 +20,17 @@ from pathlib import Path
 from tqdm import tqdm
 
 from .check_folder_compare import Judge, compare
-from .check_folder_config import JUDGED, Plan, plan_of
+from .check_folder_config import CONFIG, JUDGED, Plan, plan_of
 from .check_folder_decode import settled
 from .check_folder_files import Entry, Shelf, shelf_of
-from .check_folder_kin import copies, fused, magnitudes, missing_children, missing_experts, missing_parts
+from .check_folder_kin import copies, fused, magnitudes, missing_children, missing_experts, missing_parts, odd_dtypes
 from .check_folder_order import nibble_order, scale_orders
-from .check_folder_parts import Matrix, Module, matrix_of, modules_of
+from .check_folder_parts import PARTS, Matrix, Module, matrix_of, modules_of
 from .check_folder_report import Finding, FolderReport, lines
 from .check_folder_scheme import against_scheme, plain_sizes, sizes, unquantized
 from .check_folder_values import Seen, look, plain
 
+HEADERS = ("tensor_names", "_quantization_metadata")  # of files that say themselves what is quantized
 BAR = 1 << 28  # bytes from which a progress bar is shown
 UNKNOWN = (
     "{} is shown by {} of {} matrices, {}; of the others it cannot be known without --against",
@@ -52,28 +53,33 @@ def check_folder(folder: Path, original: Path | None = None, dumps: Judge | None
     plan, found = plan_of(folder)
     findings += found
     modules, others = modules_of(shelf.entries)
-    _require_judged(folder, plan, modules, findings)
+    _require_judged(shelf, plan, modules, findings)
     matrices, found = _matrices(modules, plan, shelf.metadata)
     findings += found
     seen, found = _bytes(matrices, others, shelf.size < BAR)
     findings += found
-    findings += _relatives(matrices, modules, others, plan, seen, findings)
+    findings += _relatives(shelf, matrices, modules, others, plan, seen, findings)
     facts = [f"config: {_said(plan)}"]
     if original is None:
         found, told = _unknown(matrices)
         findings, facts = findings + found + missing_children(_names(modules, others)), facts + told
     else:
-        found, told = compare(matrices, others, original, dumps, shelf.size < BAR)
+        found, told = compare(matrices, _names(modules, others), others, original, dumps, shelf.size < BAR)
         findings, facts = findings + found, facts + told
     return _report(shelf, matrices, others, findings, facts)
 
 
-def _require_judged(folder: Path, plan: Plan, modules: list[Module], findings: list[Finding]) -> None:
-    """Raises ValueError if there is nothing to judge; a finding if the config says quantized, and nothing is."""
+def _require_judged(shelf: Shelf, plan: Plan, modules: list[Module], findings: list[Finding]) -> None:
+    """Raises ValueError if there is nothing to judge; a finding if the config says quantized, and nothing is, or the
+    other way round (torchao and ComfyUI say it in the files' headers)."""
+    folder, unsaid = shelf.folder, plan.method is None and not {*HEADERS} & set(shelf.metadata)
     foreign = sorted({scheme.fmt for _, scheme in plan.named} - set(JUDGED))
     if foreign and all(scheme.fmt in foreign for _, scheme in plan.named):
         raise ValueError(f"{folder} is quantized by {', '.join(foreign)}: {', '.join(JUDGED)} are judged, no others")
     if modules:
+        if unsaid and (folder / CONFIG).is_file() and not any(f.kind == "config" for f in findings):
+            text = f"{CONFIG} has no quantization_config: a server takes what is quantized for floats"
+            findings.append(Finding("config", text, ()))
         return
     if not plan.named and not findings:
         raise ValueError(f"{folder} holds nothing quantized, and its config says so: name a quantized checkpoint")
@@ -112,11 +118,13 @@ def _bytes(matrices: list[Matrix], others: list[Entry], quiet: bool) -> tuple[di
 
 
 def _names(modules: list[Module], others: list[Entry]) -> list[str]:
-    """Every module, and every tensor that is none's."""
-    return [m.name for m in modules] + [e.name.removesuffix(".weight") for e in others]
+    """Every module, and every tensor that is none's, but for scales that are left over."""
+    plain = [e.name.removesuffix(".weight") for e in others]
+    return [m.name for m in modules] + [name for name in plain if name.rpartition(".")[2] not in PARTS]
 
 
 def _relatives(
+    shelf: Shelf,
     matrices: list[Matrix],
     modules: list[Module],
     others: list[Entry],
@@ -131,8 +139,13 @@ def _relatives(
     findings += fused(matrices, [e.name.removesuffix(".weight") for e in others], seen)
     named = {name for finding in told for name in finding.tensors}
     named |= {m.name for m in modules if any(entry.name in named for entry in m.parts.values())}
-    findings += magnitudes(seen, named) + copies(seen)
-    return findings + unquantized(others, modules, plan) + sizes(matrices, set(names), plan) + plain_sizes(others, plan)
+    findings += magnitudes(seen, named) + copies(seen) + odd_dtypes(matrices, named)
+    return (
+        findings
+        + unquantized(others, modules, plan)
+        + sizes(matrices, set(names), shelf.entries, plan)
+        + plain_sizes(others, plan)
+    )
 
 
 def _unknown(matrices: list[Matrix]) -> tuple[list[Finding], list[str]]:
@@ -161,15 +174,23 @@ def _said(plan: Plan) -> str:
     return f"{plan.words}: {plan.method}, {' and '.join(formats) or 'no format'}{left}"
 
 
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}{'s' * (n != 1)}"
+
+
 def _report(
     shelf: Shelf, matrices: list[Matrix], others: list[Entry], findings: list[Finding], facts: list[str]
 ) -> FolderReport:
     counts = Counter(m.fmt for m in matrices)
-    held = ", ".join(f"{n:,} matrices in {fmt}" for fmt, n in counts.items()) or "no matrix that can be read"
-    head = f"{shelf.folder}: {held}, {len(others):,} other tensors; {shelf.files} files, {shelf.size / 1e9:.3g} GB"
+    held = (
+        ", ".join(f"{n:,} {'matrices' if n > 1 else 'matrix'} in {fmt}" for fmt, n in counts.items())
+        or "no matrix that can be read"
+    )
+    size = f"{_count(shelf.files, 'file')}, {shelf.size / 1e9:.3g} GB"
+    head = f"{shelf.folder}: {held}, {len(others):,} other tensors; {size}"
     findings = list(dict.fromkeys(findings))
     said = lines(findings)
     if findings:
         names = {name for finding in findings for name in finding.tensors}
-        facts = [*facts, f"{len(said)} kinds of faults, in {len(names):,} tensors or modules"]
+        facts = [*facts, f"{_count(len(said), 'kind')} of faults, {len(names):,} tensors or modules"]
     return FolderReport(head, (), tuple(facts), said, findings=tuple(findings))

@@ -42,9 +42,13 @@ def originals_of(folder: Path) -> Originals:
 
 
 def compare(
-    matrices: list[Matrix], plain: list[Entry], folder: Path, dumps: Judge | None, quiet: bool
+    matrices: list[Matrix], names: list[str], plain: list[Entry], folder: Path, dumps: Judge | None, quiet: bool
 ) -> tuple[list[Finding], list[str]]:
-    """What is wrong beside the originals, and facts. dumps: what judges a dump; quiet: without a bar."""
+    """What is wrong beside the originals, and facts. names: of all modules, also of those that cannot be read. dumps:
+    what judges a dump; quiet: without a bar.
+
+    Raises: ValueError if the folder has no tensors, or the original of none of the matrices.
+    """
     originals = originals_of(folder)
     kin = _kin(matrices)
     findings: list[Finding] = []
@@ -67,7 +71,9 @@ def compare(
         findings += wrong
         if dumps and not wrong and len(named) < NAMED and role(m.module.name) not in named:
             named[role(m.module.name)] = _quantizer(m, original, dumps)
-    findings += _others(plain, originals) + _missing(matrices, plain, originals)
+    if len(without) == len(matrices) > 0:
+        raise ValueError(f"against {str(folder)!r}: it has the original of none of the matrices, such as {without[0]}")
+    findings += _others(plain, originals) + _missing(matrices, names, plain, originals)
     return findings, _facts(errors, without, [text for text in named.values() if text])
 
 
@@ -134,8 +140,7 @@ def _quantizer(m: Matrix, original: Original, dumps: Judge) -> str:
     what = f"{rows} x {columns} values of {m.module.name}"
     if report.contracts:
         return f"{what} are the bytes of {', '.join(report.contracts[:4])}"
-    said = f"{what} are the bytes of no known quantizer, as calibrated ones are"
-    return f"{said}: {report.faults[0]}" if report.faults else ""
+    return f"{what} are the bytes of no known quantizer, as calibrated ones are, or those of another original"
 
 
 def _others(plain: list[Entry], originals: Originals) -> list[Finding]:
@@ -161,9 +166,10 @@ def _others(plain: list[Entry], originals: Originals) -> list[Finding]:
     return findings
 
 
-def _missing(matrices: list[Matrix], plain: list[Entry], originals: Originals) -> list[Finding]:
+def _missing(matrices: list[Matrix], names: list[str], plain: list[Entry], originals: Originals) -> list[Finding]:
     """Tensors of the original that nothing here is, or is a part of."""
-    used = {e.name for entry in plain if (e := originals.named(entry.name)) is not None}
+    there = [*(entry.name for entry in plain), *(form for name in names for form in (name, f"{name}.weight"))]
+    used = {entry.name for name in there if (entry := originals.named(name)) is not None}
     for m in matrices:
         original = originals.of(m)
         for o in () if original is None else (original, *original.apart):

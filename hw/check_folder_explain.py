@@ -35,7 +35,8 @@ def explained(m: Matrix, of: int, shown: Sample, kin: list[Matrix], name: str, d
     if least <= LIMIT[m.fmt]:
         words = [*reading.words, *_outer_words(m, of, factor)]
         if words:
-            return [Finding("values", w, (name,), f"{detail}, {least:.2g} so read") for w in words]
+            scaled_by = f" and times {factor:.4g}" if abs(factor - 1) > SLACK[m.fmt] else ""
+            return [Finding("values", w, (name,), f"{detail}, {least:.2g} so read{scaled_by}") for w in words]
     for said, other in (*_siblings(m, of, kin, shown), *_rows(m, of, shown)):
         return [Finding("values", said, (name,), f"{detail}; {other}")]
     return []

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from .check_folder_config import Plan
+from .check_folder_files import Entry
 from .check_folder_parts import Matrix, Module
 from .check_folder_report import Finding
 from .check_folder_values import Seen
@@ -77,6 +78,22 @@ def fused(matrices: list[Matrix], plain: Iterable[str], seen: dict[str, list[See
             )
             whose = tuple(m.module.parts["outer"].name for m in members)
             findings.append(Finding("fused outer", text, whose, ", ".join(f"{o[0]:.4g}" for o in outers)))
+    return findings
+
+
+def odd_dtypes(matrices: list[Matrix], told: set[str]) -> list[Finding]:
+    """Parts whose dtype is not that of nearly all siblings in the same format. told: tensors with a finding already."""
+    of: dict[tuple[str, str, str], list[Entry]] = defaultdict(list)
+    for m in matrices:
+        for part, entry in m.module.parts.items():
+            of[role(m.module.name), m.fmt, part].append(entry)
+    findings = []
+    for (_, _, part), entries in of.items():
+        usual = statistics.mode(e.dtype for e in entries)
+        odd = [e for e in entries if e.dtype != usual and e.name not in told]
+        text = f"{part} of {{}}, and siblings have {usual}"
+        if len(odd) * RARE <= len(entries):
+            findings += [Finding("dtype", text.format(e.dtype), (e.name,)) for e in odd]
     return findings
 
 

@@ -36,6 +36,7 @@ from .check_folder_values import sample
 
 MORE = 0.2  # of the variance; chance gives less than 0.05 from `LEAST` scales on
 LEAST, NARROW = 512, 4  # scales in all, and rows or columns
+MOST = 1 << 18  # scales that are looked at, of evenly spaced rows
 SIGMA, FIRM = 8.0, 0.15
 FED = {"down_proj": ("up_proj", "gate_proj"), "w2": ("w3", "w1"), "o_proj": ("v_proj",)}  # columns, and rows like them
 
@@ -53,14 +54,19 @@ def share(scales: Tensor) -> float:
     return 1 - (1 - explained) * (n * k - 1) / ((n - 1) * (k - 1))
 
 
+def _few(grid: Tensor, m: Matrix) -> Tensor:
+    """Factors of evenly spaced rows of a grid."""
+    return factors(grid[:: max(1, grid.numel() // MOST)].contiguous(), m.fmt)
+
+
 def scale_orders(matrices: list[Matrix]) -> tuple[list[Finding], int]:
     """Scales that show rows and columns in another order than the one in which they lie; and in how many matrices the
     order is known."""
     findings, known = [], 0
     for m in matrices:
         stored = stored_grid(m, 0)
-        own = share(factors(stored, m.fmt))
-        others = [(share(factors(grid, m.fmt)), words) for words, grid in orders(stored)]
+        own = share(_few(stored, m))
+        others = [(share(_few(grid, m)), words) for words, grid in orders(stored)]
         best, words = max(others, default=(0.0, ""))
         if best > own + MORE:
             detail = f"in that order rows and columns explain {best:.0%} of their variance, as stored {max(own, 0):.0%}"

@@ -90,7 +90,7 @@ class Matrix:
 
 def modules_of(entries: dict[str, Entry]) -> tuple[list[Module], list[Entry]]:
     """Modules with something quantized, in the files' order, and the other tensors."""
-    split = {name: m.groups() if (m := _SPLIT.match(name)) else None for name in entries}
+    split = {n: m.groups() if (m := _SPLIT.match(n)) and e.numel else None for n, e in entries.items()}
     suffixed: dict[str, dict[str, str]] = defaultdict(dict)  # module -> suffix -> name
     for name, found in split.items():
         if found is not None and (found[1] == "." or found[2] not in ("weight", "scale")):
@@ -128,6 +128,8 @@ def matrix_of(module: Module, scheme: Scheme | None, metadata: dict[str, str]) -
     if codes.dtype not in (*PACKED, *EIGHT):
         text = f"codes are {codes.dtype}, beside a scale ({module.suffix['scale']}): not quantized, or cast back"
         return None, [Finding("dtype", text, (codes.name,))]
+    if len(codes.shape) < 2:
+        return None, [Finding("shape", f"codes have shape {list(codes.shape)}, which is no matrix", (codes.name,))]
     lead, rows, columns = _shape(codes, module.suffix["codes"])
     fmt, findings = _format(module, scheme, columns)
     found = _laid(module, fmt, (lead, rows, columns), scheme)
@@ -147,7 +149,7 @@ def _shape(codes: Entry, suffix: str) -> tuple[int, int, int]:
     lead = 1
     for n in shape[:-2]:
         lead *= n
-    return lead, (shape[-2] if len(shape) > 1 else 1), (shape[-1] if shape else 1) * width
+    return lead, shape[-2], shape[-1] * width
 
 
 def _format(module: Module, scheme: Scheme | None, columns: int) -> tuple[str, list[Finding]]:
@@ -229,9 +231,11 @@ def _fitting(candidates: list[Matrix]) -> Matrix | None:
     shape = scale.shape
     if len(shape) == 4 and shape[1] == shape[3] == 1:  # ModelOpt's tiles, with an axis for each of their sides
         shape = (shape[0], shape[2])
+    suffix, codes = candidates[0].module.suffix["codes"], candidates[0].module.parts["codes"].shape
+    lead = codes[: -3 if suffix == "blocks" and len(codes) > 2 else -2]
     for reading, step in (("linear", 1), ("transposed", -1)):
         for m in candidates:
-            if shape[-2:] == m.grid[::step] and scale.numel == m.lead * m.grid[0] * m.grid[1]:
+            if shape == (*lead, *m.grid[::step]):
                 return replace(m, reading=reading)
     return None
 
@@ -244,7 +248,7 @@ def _reading(m: Matrix, scheme: Scheme | None) -> list[Finding]:
         words = {
             "transposed": f"the scale is transposed: {list(scale.shape)} is stored",
             "padded": f"the scale has the padded shape of the 128x4 swizzle: {list(scale.shape)} is stored",
-            "flat": f"the scale is flat: {list(scale.shape)} is stored",
+            "flat": f"the scale has another shape: {list(scale.shape)} is stored",
         }[m.reading]
         text = f"{words}, and readers take one row of scales per row of codes"
         faults.append(Finding("scale layout", text, (scale.name,), f"{n} x {k} for the first"))

@@ -29,6 +29,7 @@ INTO = re.compile(r"\.(q_proj|k_proj|v_proj|gate_proj|up_proj|w1|w3|q_a_proj|kv_
 OUT = re.compile(r"\.(o_proj|down_proj|w2)$")
 DTYPES = {"bfloat16": "BF16", "float16": "F16"}
 NARROW = "its width is not hidden_size, {}"
+NORM = re.compile(r"(\.(input|post_attention)_layernorm|^model\.norm)\.weight$")
 PAD = 256  # a width is padded to a multiple of a power of two up to this one
 
 
@@ -75,7 +76,7 @@ def unquantized(plain: Iterable[Entry], modules: list[Module], plan: Plan) -> li
     return findings
 
 
-def sizes(matrices: list[Matrix], names: set[str], plan: Plan) -> list[Finding]:
+def sizes(matrices: list[Matrix], names: set[str], entries: dict[str, Entry], plan: Plan) -> list[Finding]:
     """Counts and widths of config.json beside the tensors. names: of modules."""
     model, findings = plan.model, []
     layers = {int(m[1]) for n in names if (m := re.match(r"(?:.*\.)?layers\.(\d+)\.", n))}
@@ -90,6 +91,7 @@ def sizes(matrices: list[Matrix], names: set[str], plan: Plan) -> list[Finding]:
         findings += [finding for m in matrices for finding in _width(m, hidden)]
     if isinstance(inner, int) and inner:
         findings += [finding for m in matrices for finding in _inner(m, inner)]
+    findings += [finding for m in matrices for finding in _bias(m, entries)]
     experts = expert_count(plan)
     for m in matrices:
         if m.lead > 1 and experts and m.lead != experts and ".experts." in m.module.name:
@@ -120,6 +122,14 @@ def _width(m: Matrix, hidden: int) -> list[Finding]:
     return []
 
 
+def _bias(m: Matrix, entries: dict[str, Entry]) -> list[Finding]:
+    """A bias with another length than its matrix has rows."""
+    bias = entries.get(f"{m.module.name}.bias") or entries.get(f"{m.module.name}_bias")
+    if bias is None or bias.numel == m.lead * m.rows:
+        return []
+    return [Finding("shape", f"a bias of {list(bias.shape)} for {m.lead * m.rows} rows", (bias.name,))]
+
+
 def _inner(m: Matrix, inner: int) -> list[Finding]:
     """A width of an expert that is not what the config says."""
     if not EXPERT.match(m.module.name):
@@ -146,6 +156,9 @@ def plain_sizes(plain: Iterable[Entry], plan: Plan) -> list[Finding]:
         if ends[0].dtype != ends[1].dtype or not torch.equal(ends[0].read(), ends[1].read()):
             text = "it is stored, and is not the embedding, to which the config ties it (tie_word_embeddings is true)"
             findings.append(Finding("config", text, (ends[1].name,)))
+    if isinstance(hidden, int):
+        norms = [e for e in plain if NORM.search(e.name) and e.numel != hidden]
+        findings += [Finding("config", NARROW.format(hidden), (e.name,), f"{e.numel} values") for e in norms]
     told = DTYPES.get(str(model.get("dtype", model.get("torch_dtype"))).removeprefix("torch."))
     stored = {e.dtype for e in plain if len(e.shape) == 2 and e.dtype in ("BF16", "F16")}
     if told and stored and told not in stored:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .check_folder_decode import elements, factor_of, factors, outer_of, padding_bytes, scaled, stored_grid
+from .check_folder_decode import elements, factor_of, factors, outer_of, padding_bytes, raw_scales, scaled, stored_grid
 from .check_folder_files import FLOATS, Entry
 from .check_folder_parts import ENCODE, Matrix
 from .check_folder_report import Finding
@@ -52,10 +52,16 @@ def look(m: Matrix) -> tuple[list[Seen], list[Finding]]:
         name = m.module.name if m.lead == 1 else f"{m.module.name}[{of}]"
         grid = factors(stored_grid(m, of), m.fmt)
         findings += _scales(m, of, grid, name)
-        values, squares, vanished, blocks, digest = 0, 0.0, 0, 0, hashlib.sha256(grid.numpy().tobytes())
+        values, squares, vanished, blocks, digest = (
+            0,
+            0.0,
+            0,
+            0,
+            hashlib.sha256(raw_scales(m, of).view(torch.uint8).numpy()),
+        )
         for first, last in sample(m):
             raw = elements(m, of, first, last)
-            digest.update(raw.numpy().tobytes())
+            digest.update(raw.numpy())
             found = scaled(raw, grid, m, first).to(torch.float64)
             usable = torch.isfinite(found)
             squares += float(torch.where(usable, found, 0.0).square().sum())
@@ -118,8 +124,14 @@ def _parts(entry: Entry) -> Iterator[Tensor]:
 
 
 def plain(entry: Entry) -> list[Finding]:
-    """What is wrong with a tensor that is not quantized: NaN, or a single scale, such as of a cache, that is none."""
+    """What is wrong with a tensor that is not quantized: NaN, nothing in it, a dtype that is none of a weight, or a
+    single scale, such as of a cache, that is none."""
     findings = _nan_bytes(entry)
+    if not entry.numel:
+        return [Finding("shape", f"it is empty: {list(entry.shape)}", (entry.name,))]
+    if entry.name.endswith(".weight") and len(entry.shape) == 2 and entry.dtype not in FLOATS:
+        text = f"a matrix of {entry.dtype} without scales: no floats, and no codes of a format that is judged"
+        findings.append(Finding("dtype", text, (entry.name,)))
     if not findings and entry.name.endswith("_scale") and entry.numel == 1 and entry.dtype in FLOATS:
         value = float(entry.read().reshape(()))
         if value <= 0:

@@ -28,7 +28,8 @@ import numerics as nm
 from numerics.dialects_core import Dialect
 from numerics.scales import DIALECTS, Identification
 
-from .check_laws import LOST, UNRELATED, Folded, ScaleLaw, direction, not_finite
+from .check_folded import Folded
+from .check_laws import LOST, UNRELATED, ScaleLaw, direction, not_finite
 
 ROUNDED = 9 / 8  # b / t beyond this is no rounding of a scale
 HALVED = 17 / 8

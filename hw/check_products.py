@@ -17,7 +17,7 @@ have no advantage. Of equal ones, fewer excuses, no padding and no fault come fi
 
 Where the output is outside, the product is taken again as kernels get it wrong: an outer scale lost or used in the
 wrong direction, nibbles swapped, scales read in another layout, experts' offsets off by one, a result that went through
-bfloat16, truncation of the output. Both operands are of one format, blocks along K.
+bfloat16, truncation of the output. How operands may be read: `check_operands`.
 """
 
 from __future__ import annotations
@@ -31,33 +31,14 @@ import torch
 from torch import Tensor
 
 import numerics as nm
-from numerics.dialects_layout import LAYOUTS, Layout, scale_values
 from numerics.partition import check_groups
 
 from .check_dump import Dump
-from .check_layouts import Reading, code_readings, scale_readings
+from .check_operands import Operand, families, operands
 from .check_report import Report
 
 ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 SAMPLE = 64  # rows and columns of the output in which every reading and fault is tried; the best is then judged in all
-
-
-@dataclass(frozen=True)
-class Operand:
-    """One way to read an operand: codes (..., rows, K), scales (..., rows, n); faults of reading so."""
-
-    words: str
-    fault: str | None
-    layout: Layout
-    codes: Tensor
-    scales: Tensor
-
-    def values(self, rows: Tensor) -> Tensor:
-        """Of some rows, without the outer scale, float64 (..., len(rows), K)."""
-        codes, scales = self.codes.index_select(-2, rows), self.scales.index_select(-2, rows)
-        scale = scale_values(scales, self.layout.scale).to(torch.float64)
-        scale = scale.repeat_interleave(self.layout.block, -1)[..., : codes.shape[-1]]
-        return nm.decode(codes, self.layout.element).to(torch.float64) * scale
 
 
 @dataclass(frozen=True)
@@ -72,6 +53,12 @@ class Way:
     offsets: tuple[int, ...] | None
     factor: Tensor
     rounding: str
+
+    def lost(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Where the output is NaN because of the operands' padding, bool, broadcasting to the output."""
+        a, b = (torch.tensor(False) if o.lost is None else o.lost for o in (self.a, self.b))
+        a = a[rows].unsqueeze(-1) if a.ndim else a
+        return a | (b.reshape(-1, b.shape[-1]).any(0)[columns] if b.ndim else b)
 
 
 @dataclass(frozen=True)
@@ -98,7 +85,7 @@ def judge_product(dump: Dump, fmt: str | None) -> Report:
         raise ValueError(f"output has shape {tuple(y.shape)}: pass (M, N), neither of them 0")
     if y.dtype not in ROUNDOFF:
         raise ValueError(f"output has dtype {y.dtype}: pass {', '.join(str(dtype) for dtype in ROUNDOFF)}")
-    ways = [way for layout in _layouts(dump, fmt) for way in _ways(dump, layout, y)]
+    ways = [way for pair in _families(dump, fmt) for way in _ways(dump, pair, y)]
     places = tuple(torch.arange(0, n, -(-n // SAMPLE)) for n in y.shape)
     best = _best(ways, y, *places)
     if best.outside:  # the fault may be elsewhere than in the sample: try again where the output is wrong
@@ -106,8 +93,12 @@ def judge_product(dump: Dump, fmt: str | None) -> Report:
         best = _best(ways, y, *(wrong[:, d].contiguous().unique() for d in (0, 1)))
     name = f"product {y.shape[0]} x {y.shape[1]}"
     if best.outside:
-        best = _best([way for way in ways if way.fault is None], y, *places)
-    nothing = _nothing_left(dump, best, y)
+        sound = [way for way in ways if way.fault is None] or ways[:1]
+        best = _best(sound, y, *places)
+        if 2 * best.outside > y.numel():  # no reading is like it: as it is usually read
+            best = _best(sound[:1], y, *places)
+    padding = best.way.a.lost is not None or best.way.b.lost is not None  # its own fault says why all is NaN
+    nothing = () if padding else _nothing_left(dump, best, y)
     if nothing or best.outside:
         return Report(name, (), (best.way.words,), nothing or (_missed(best, y),))
     facts = (best.way.words, f"largest error: {float(best.ratio.max()):.3g} of the bound of FP32 sums in any order")
@@ -169,74 +160,39 @@ def _missed(t: Tried, y: Tensor) -> str:
     return f"{known}{t.outside:,} of {y.numel():,} elements are outside the bound; {worst}; no known fault explains it"
 
 
-def _layouts(dump: Dump, fmt: str | None) -> list[Layout]:
-    """Formats that the operands' shapes allow."""
-    if fmt is not None:
-        return [LAYOUTS[fmt]]
-    found = []
-    for layout in (layout for layout in LAYOUTS.values() if layout.tile == 1 and layout.scale is not None):
+def _families(dump: Dump, fmt: str | None) -> list[tuple[list[Operand], list[Operand]]]:
+    """Operands by the formats that their shapes allow."""
+    found: list[tuple[list[Operand], list[Operand]]] = []
+    for family in families(fmt):
         try:
-            _operands(dump, layout)
+            found.append(operands(dump, family))
         except ValueError:
-            continue
-        found.append(layout)
+            if fmt is not None:
+                raise
     if not found:
         shapes = ", ".join(f"{k} {tuple(t.shape)}" for k, t in dump.tensors.items())
         raise ValueError(
             f"no format explains the shapes: {shapes}; pass a (M, K), b (N, K) or (E, N, K) and output (M, N), one "
-            "scale per 16 (NVFP4) or 32 (MX) values"
+            "scale per 16 (NVFP4), 32 (MX) or 128 (FP8) values"
         )
     return found
 
 
-def _operands(dump: Dump, layout: Layout) -> tuple[list[Operand], list[Operand]]:
-    """Readings of a and of b that have one K."""
-    rows, columns = dump["output"].shape
-    lead = (len(dump.groups) - 1,) if dump.groups is not None and dump["b_codes"].ndim == 3 else ()
-    a, b = _readings(dump, "a", (rows,), layout), _readings(dump, "b", (*lead, columns), layout)
-    shared = {o.codes.shape[-1] for o in a} & {o.codes.shape[-1] for o in b}
-    if not shared:
-        shapes = " and ".join(f"{name} {tuple(dump[name].shape)}" for name in ("a_codes", "b_codes"))
-        raise ValueError(f"the operands' lengths along K differ: {shapes}; pass a (M, K) and b (N, K) or (E, N, K)")
-    return tuple([o for o in each if o.codes.shape[-1] in shared] for each in (a, b))  # type: ignore[return-value]
-
-
-def _readings(dump: Dump, name: str, lead: tuple[int, ...], layout: Layout) -> list[Operand]:
-    codes, scales = dump[f"{name}_codes"], dump[f"{name}_scales"]
-    count = math.prod(lead)
-    if not count or codes.numel() % count:
-        raise ValueError(f"{name}_codes have shape {tuple(codes.shape)}: pass {(*lead, 'K')}, as the output has it")
-    length, found, told = codes.numel() // count, [], None
-    for k in (length, 2 * length) if layout.element.bits <= 4 else (length,):
-        try:
-            ways = [c for c in code_readings(codes, (*lead, k), layout.element.bits) if "padded" not in c.words]
-            pairs = product(ways, scale_readings(scales, (*lead, -(-k // layout.block))))
-            found += [_operand(name, c, s, layout) for c, s in pairs]
-        except ValueError as error:
-            told = error
-    if not found:
-        raise ValueError(f"{name}: {told}")
-    return found
-
-
-def _operand(name: str, c: Reading, s: Reading, layout: Layout) -> Operand:
-    faults = [f"of a or of b {c.fault}"] if c.fault else []  # which of the two, the product cannot tell
-    faults += [f"{name} is read wrongly: {s.fault}"] if s.fault else []
-    return Operand(f"{name}: {c.words}; scales {s.words}", "; ".join(faults) or None, layout, c.tensor, s.tensor)
-
-
-def _ways(dump: Dump, layout: Layout, y: Tensor) -> Iterator[Way]:
-    a_ways, b_ways = _operands(dump, layout)
+def _ways(dump: Dump, pair: tuple[list[Operand], list[Operand]], y: Tensor) -> Iterator[Way]:
     groups = None if dump.groups is None else check_groups(dump.groups, y.shape[0])
     twice = "the output is rounded twice: every element is a bfloat16 number, though it is float32"
-    for a, b in product(a_ways, b_ways):
+    for a, b in product(*pair):
         if a.codes.shape[-1] != b.codes.shape[-1]:
             continue
-        words = f"{layout.name}; {a.words}; {b.words}"
+        names = dict.fromkeys((a.layout.name, b.layout.name))
+        words = f"{' and '.join(names)}; {a.words}; {b.words}"
         for fault, offsets in _offsets(groups, len(y)):
             outer = {name: _outer(dump, name, y, offsets) for name in ("a", "b")}
             for lost, factor in _factors(outer):
-                faults = "; ".join(f for f in (a.fault, b.fault, fault, lost) if f) or None
+                found = [f for f in (a.fault, b.fault, fault, lost) if f]
+                if len(found) > 1:  # one at a time: of two, nearly anything could be explained
+                    continue
+                faults = found[0] if found else None
                 yield Way(words, faults, a, b, offsets, factor, "nearest")
                 if faults is None and y.dtype == torch.float32 and torch.equal(y, y.to(torch.bfloat16).float()):
                     yield Way(words, twice, a, b, offsets, factor, "bfloat16")
@@ -246,19 +202,19 @@ def _ways(dump: Dump, layout: Layout, y: Tensor) -> Iterator[Way]:
 
 
 def _outer(dump: Dump, name: str, y: Tensor, groups: tuple[int, ...] | None) -> Tensor | None:
-    """The outer scales of an operand, broadcasting to the output: of a (M, 1), of b (1, N) or, by expert, (M, 1)."""
+    """The outer scales of an operand, broadcasting to the output: of a (M, 1), of b (1, N); by expert (M, 1)."""
     outer = dump.get(f"{name}_outer")
     if outer is None or outer.numel() == 1:
         return None if outer is None else outer.to(torch.float64).reshape(1, 1)
     rows, columns = y.shape
-    if name == "b" and groups is not None and outer.numel() == len(groups) - 1:
+    if groups is not None and outer.numel() == len(groups) - 1:
         sizes = torch.tensor([end - start for start, end in pairwise(groups)])
         return outer.to(torch.float64).flatten().repeat_interleave(sizes).unsqueeze(-1)
     if outer.numel() == (rows if name == "a" else columns):
         return outer.to(torch.float64).reshape(*((-1, 1) if name == "a" else (1, -1)))
     raise ValueError(
         f"{name}_outer has shape {tuple(outer.shape)}: pass one value, or one per {'row' if name == 'a' else 'column'} "
-        f"of the output {tuple(y.shape)}" + " or per expert" * (name == "b")
+        f"of the output {tuple(y.shape)} or per expert"
     )
 
 
@@ -308,7 +264,7 @@ def _tried(way: Way, y: Tensor, rows: Tensor, columns: Tensor) -> Tried:
     overflowing = ~torch.isfinite(y) & (size >= torch.finfo(torch.float32).max)
     alike = (torch.isnan(exact) & torch.isnan(y)) | infinite | overflowing
     ratio = torch.where(alike, 0.0, error / bound).nan_to_num(nan=math.inf, posinf=math.inf)
-    return Tried(way, ratio, bound, exact, alike & ~torch.isfinite(y))
+    return Tried(way, ratio, bound, exact, alike & ~torch.isfinite(y) & ~way.lost(rows, columns))
 
 
 def _bound(exact: Tensor, size: Tensor, factor: Tensor, k: int, dtype: torch.dtype, roundings: float) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 import numerics as nm
 
 from .check_dump import Dump
-from .check_laws import Folded
+from .check_folded import Folded
 from .check_outer import Meaning
 
 BOUNDS = (1.0, 2688.0, 1536.0, 1792.0)  # what an amax is divided by; 1 for what is no amax

@@ -99,11 +99,11 @@ class OpsRow(Row):
     def __str__(self) -> str:
         first = f"  not run: {self.not_run}" if self.not_run is not None else f"  {self.first}" if self.first else ""
         counts = f"{self.elements:>9} {self.differing:>9}"
-        lines = [f"{self.operation:<34} {self.data:<11} {self.against:<16} {counts}{first}"]
+        lines = [f"{self.operation:<38} {self.data:<11} {self.against:<16} {counts}{first}"]
         return "\n".join([*lines, *(f"    {line}" for line in self.derivation)])
 
 
-HEADER = f"{'operation':<34} {'data':<11} {'against':<16} {'elements':>9} {'differing':>9}  first difference"
+HEADER = f"{'operation':<38} {'data':<11} {'against':<16} {'elements':>9} {'differing':>9}  first difference"
 
 
 Place = tuple[str, tuple[int, ...]]

@@ -41,6 +41,29 @@ def derivation(case: SeamCase, i: Inputs, name: str, at: At, expected: Outputs, 
     return tuple(lines)
 
 
+Neighbours = tuple[Tensor, Tensor]
+
+
+def neighbours(case: SeamCase, i: Inputs, outputs: Outputs) -> dict[str, Neighbours]:
+    """Of each output operand that is rounded stochastically the codes below and above its elements, by magnitude."""
+    found = {}
+    for operand, source in drawn(case, i, outputs).items():
+        lo, down, up = (source.codes(f"TOWARD_{way}") for way in ("ZERO", "NEGATIVE", "POSITIVE"))
+        found[operand] = lo, torch.where(lo == down, up, down)
+    return found
+
+
+def drawn(case: SeamCase, i: Inputs, outputs: Outputs) -> dict[str, Source]:
+    """What the operands among the outputs that are rounded stochastically were quantized from, by name."""
+    sources = {o: source_of(case, i, o) for o in dict.fromkeys(n.partition(".")[0] for n in outputs if "." in n)}
+    return {o: s for o, s in sources.items() if s is not None and s.cast.rounding is nm.Rounding.STOCHASTIC}
+
+
+def beyond(drawn: Neighbours, codes: Tensor) -> Tensor:
+    """Which codes are neither neighbour of their element."""
+    return (codes != drawn[0]) & (codes != drawn[1])
+
+
 def source_of(case: SeamCase, i: Inputs, operand: str) -> Source | None:
     """What an output was quantized, or rounded to BF16, from; None: it is no operand."""
     p = case.path

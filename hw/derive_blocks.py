@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import numerics as nm
 from numerics import ops
 from numerics.folding import partner
-from numerics.partition import Partition, random_fields
+from numerics.partition import Partition
+from numerics.rule import Block
 
 from .cases import Outputs
+from .derive_laws import Law, number
 
 At = tuple[int, ...]
 
@@ -31,6 +35,31 @@ class Source:
         """The operand that the emulation makes of it."""
         return ops.quantize_tokens(self.values, self.cast, self.random, self.groups, self.axis)
 
+    def codes(self, rounding: str) -> Tensor:
+        """The codes with another rounding of the elements, by name."""
+        q = replace(self, cast=replace(self.cast, rounding=nm.Rounding[rounding]), random=None).quantized()
+        assert isinstance(q, nm.BlockTensor)
+        return q.codes
+
+    def law(self, q: nm.BlockTensor, scale_at: At) -> Law:
+        """The rule of `q`, which was made of it, and the block of one scale as the rule sees it."""
+        seen: list[Block] = []
+
+        def apply(block: Block) -> tuple[Tensor, Tensor]:
+            seen.append(block.rows())
+            return q.fmt.rule.apply(block)
+
+        cast, rule = self.cast, replace(q.fmt.rule, apply=apply)
+        options: dict[str, Any] = {"rule": rule, "rounding": cast.rounding, "random": self.random}
+        nm.quantize(self.values, q.fmt, self.axis, cast.outer, cast.outer_rounding, self.groups, **options)
+        at = [n for d, n in enumerate(scale_at) if d != q.axis] + [scale_at[q.axis]]
+        row = int(np.ravel_multi_index(at, q.scales.movedim(q.axis, -1).shape))
+        for block in seen:  # of one tensor, in pieces
+            if row < len(block.amax):
+                return Law(q.rule, block[row : row + 1], q.fmt)
+            row -= len(block.amax)
+        raise AssertionError(f"the rule saw no block at {scale_at}")
+
 
 def block_lines(source: Source, operand: str, part: str, at: At, found: Outputs) -> list[str]:
     """From the block's largest magnitude to the byte of `part` at `at`."""
@@ -41,26 +70,25 @@ def block_lines(source: Source, operand: str, part: str, at: At, found: Outputs)
     scale_at, starts, x = _region(q, source.values, part, at)
     element = at if part == "codes" else _largest(x, starts)
     block, place = scale_at[q.axis], element[q.axis] - starts[q.axis]
-    outer = None
-    if q.outer is not None:
-        outer = q.outer[tuple(min(n, m - 1) for n, m in zip(element, q.outer.shape, strict=True))]
     amax, length = x.abs().max(), x.shape[q.axis]
     short = f", {length} of {q.fmt.block}: a short block, padded with zeros" if length < q.fmt.block else ""
     last = starts[q.axis] + length - 1
+    law, codes = source.law(q, scale_at), found.get(f"{operand}.codes")
     lines = [f"block {block} along axis {q.axis}: elements {starts[q.axis]} to {last}{short}"]
     lines.append(f"block amax b = {number(amax)}")
-    if outer is not None:
-        lines.append(f"outer = {number(outer)}")
-    lines += _scale_before(q, amax, outer, x.flatten())
+    lines += [f"outer = {number(law.outer)}"] * (q.outer is not None) + law.scale_lines()
     lines.append(f"scale {_bytes(q.scales[scale_at], found.get(f'{operand}.scales'), scale_at, q.fmt.scale)}")
     lines.append(f"x = {number(source.values[element])}, place {place} of the block")
     scale = nm.decode(q.scales[scale_at].reshape(1), q.fmt.scale)[0]
-    step, words = (scale, "scale") if outer is None else (scale * outer, "(scale * outer)")
-    lines.append(f"element before rounding = x / {words} = {number(source.values[element] / step)}")
-    if source.random is not None:
-        field = _field(source, q, element, block, place)
+    if q.fmt.tile > 1:  # the rule sees the lines of a tile beside each other
+        other = partner(q.axis, x.ndim)
+        place += (element[other] - starts[other]) * q.fmt.block
+    field = None if law.block.random_bits is None else int(law.block.random_bits[0, place])
+    wrong = None if codes is None or codes.shape != q.codes.shape else int(codes[element])
+    lines += law.element_lines(source.values[element], scale, field, int(q.codes[element]), wrong)
+    if field is not None:
         lines.append(f"random field = {field} ({field:#06x}): up if it and the 16 leading discarded bits carry")
-    lines.append(f"code {_bytes(q.codes[element], found.get(f'{operand}.codes'), element, q.fmt.element)}")
+    lines.append(f"code {_bytes(q.codes[element], codes, element, q.fmt.element)}")
     return lines
 
 
@@ -96,52 +124,12 @@ def _outer(q: nm.BlockTensor, source: Source, at: At, found: Tensor | None) -> l
     ]
     finite = scope[torch.isfinite(scope)].abs()
     amax = finite.max() if finite.numel() else torch.zeros(())
-    limit = {"four_over_six": 1536}.get(q.rule, 2688)
+    limit = q.fmt.rule.outer_max(q.fmt.element)
     lines = [f"amax of the scope, blocks with NaN or Inf left out = {number(amax)} or less"]
-    lines.append(f"outer = amax / {limit}, one FP32 division; 1 for zeros, at least 2^-128")
+    lines.append(f"outer = amax / {limit:g}, one FP32 division; 1 for zeros, at least 2^-128")
     lines += ["then up to a power of two"] * (source.cast.outer_rounding is not None)
     wrong = "missing" if found is None or found.shape != q.outer.shape else number(found[at])
     return [*lines, f"outer expected {number(q.outer[at])}, found {wrong}"]
-
-
-def _scale_before(q: nm.BlockTensor, amax: Tensor, outer: Tensor | None, x: Tensor) -> list[str]:
-    """The scale before it is rounded, by the rule of the block's format."""
-    if not torch.isfinite(amax):
-        return ["the block holds NaN or Inf: a NaN scale, codes of the largest value"]
-    largest, factor = q.fmt.element.max, torch.ones(()) if outer is None else outer
-    if q.rule == "rceil":
-        return [f"scale before rounding up to a power of two = b / {largest:g} = {number(amax.double() / largest)}"]
-    if q.rule != "four_over_six":
-        name = f"b / (outer * {largest:g})"
-        return [
-            f"scale before rounding = {name} = {number(amax / (factor * largest))}; nvfp4 rounds b * (s_enc * fl(1/6))"
-        ]
-    lines, padded = [], torch.nn.functional.pad(x, (0, q.fmt.block - len(x)))
-    for rule in ("static_6", "static_4"):
-        tried = nm.quantize(padded, q.fmt, outer=factor.reshape(1), rule=rule)
-        error = nm.scales.tree((tried.dequantize() - padded).square()[None], torch.add)
-        m = int(rule[-1])
-        before, byte = number(amax / (factor * m)), int(tried.scales[0])
-        lines.append(
-            f"mapped to {m}: scale before rounding = b / (outer * {m}) = {before}, byte {byte:#04x}, "
-            f"error {float(error):.9g}"
-        )
-    return [*lines, "4 is chosen only if its error is smaller"]
-
-
-def _field(source: Source, q: nm.BlockTensor, at: At, block: int, place: int) -> int:
-    """The random field of one element."""
-    assert source.random is not None
-    partition = Partition.of(q.shape[q.axis], q.fmt.block, q.groups)
-    grouped = source.groups is not None
-    bits = (q.fmt.block, q.fmt.element.bits, torch.device("cpu"))
-    fields = random_fields(source.random, q.shape, q.axis, grouped, partition, *bits)
-    return int(fields[(*(n for d, n in enumerate(at) if d != q.axis), block, place)])
-
-
-def number(value: Tensor) -> str:
-    """A value in decimal and exactly."""
-    return f"{float(value):.9g} ({float(value).hex()})"
 
 
 def value(x: Tensor) -> str:

@@ -7,9 +7,9 @@ watched by `calls`. What they raise is a failure of that line alone.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -20,12 +20,40 @@ from .calls import Calls, Wrong
 from .cases import Draw, Inputs, Operation, Outputs, Shape
 from .cases_ops import KINDS, RECORDED, SHAPES, SeamCase
 from .compare import OpsRow, Place, Sides, compare
-from .derive import derivation
+from .derive import Neighbours, beyond, derivation, drawn, neighbours
 from .validate_config import ValidateConfig
 from .ways import WAYS_KINDS
 
 ORACLE = "scalar oracle"
+OTHER_WORDS = (
+    "each of these codes is one of its element's two neighbours, as other random words give them: --own-random judges "
+    "such words over many draws"
+)
 CUT = ("ragged", "empty experts", "odd widths")  # shapes that are computed in pieces too
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a case must give.
+
+    Args: returned: in words, what its calls return; None: they are not looked at. drawn: of operands whose random words
+        are the implementation's own, the two codes that each element may have; None: any.
+    """
+
+    outputs: Outputs
+    returned: list[str] | None
+    drawn: Mapping[str, Neighbours | None] = field(default_factory=dict)
+
+    def beside(self, found: Outputs) -> Outputs:
+        """The outputs, with found codes where they are among the two."""
+        out = dict(self.outputs)
+        for operand, pair in self.drawn.items():
+            name = f"{operand}.codes"
+            if _alike(out[name], found.get(name)):
+                out[name] = (
+                    found[name] if pair is None else torch.where(beyond(pair, found[name]), out[name], found[name])
+                )
+        return out
 
 
 @dataclass(frozen=True)
@@ -90,23 +118,29 @@ class Judge:
                 where = f"seed {seed}" + f", {name!r}" * (matrix is not None)
                 yield where, Draw(rng, data, dtype, rows, shape, KINDS | WAYS_KINDS, matrix)
 
-    def expected(self, case: SeamCase, inputs: Inputs) -> tuple[Outputs, list[str]]:
+    def expected(self, case: SeamCase, inputs: Inputs) -> Expected:
         """What the emulation gives, and the kinds of what its calls return."""
         self.ours.expect(None)
-        expected = _causal(self.sides.reference.run(case.ours, inputs))
-        return expected, list(self.ours.returned)
+        outputs = _causal(self.sides.reference.run(case.ours, inputs))
+        pairs = neighbours(case, inputs, outputs) if self.config.own_random else {}
+        return Expected(outputs, list(self.ours.returned), pairs)
+
+    def draws_words(self, case: SeamCase) -> bool:
+        """Whether random words reach an output of the case."""
+        _, inputs = self.drawn(OpsRow(case.name, "normal", ""), case, slow.SHAPE, "normal")
+        return bool(drawn(case, inputs, self.sides.reference.run(case.ours, inputs)))
 
     def judge(self, row: OpsRow, case: SeamCase, shape: str, where: str, inputs: Inputs) -> None:
         """One drawn case: run both sides, compare, whole and in pieces."""
-        expected, returned = self.expected(case, inputs)
-        whole = self.tried(row, case, where, inputs, expected, returned, self.sides.whole.run)
+        expected = self.expected(case, inputs)
+        whole = self.tried(row, case, where, inputs, expected, self.sides.whole.run)
         cut = case.ours.cut
         if cut is not None and shape in CUT and whole:
 
             def run(operation: Operation, inputs: Inputs) -> Outputs:
                 return self.sides.pieces.run_in_pieces(operation, cut, inputs)
 
-            self.tried(row, case, f"{where}, in pieces", inputs, expected, None, run)
+            self.tried(row, case, f"{where}, in pieces", inputs, replace(expected, returned=None), run)
 
     def tried(
         self,
@@ -114,28 +148,28 @@ class Judge:
         case: SeamCase,
         where: str,
         inputs: Inputs,
-        expected: Outputs,
-        returned: list[str] | None,
+        expected: Expected,
         run: Callable[[Operation, Inputs], Outputs],
         within: AbstractContextManager[object] | None = None,
     ) -> Outputs:
         """Run the judged side once and compare; copies of what it gave, nothing if it raised."""
         found: Outputs = {}
         try:
-            self.theirs.expect(returned)
+            self.theirs.expect(expected.returned)
             with within or nullcontext():
                 found = run(case.theirs, inputs)
             found = {name: x.detach().clone() for name, x in found.items()}
+            due = expected.beside(found)
             if case.bounded:
-                place = self.bounded(row, case, where, inputs, expected, found)
+                place = self.bounded(row, case, where, inputs, due, found)
             else:
-                place = compare(row, where, expected, found, inputs.get("x"))
-            self.note(row, case, where, inputs, place, expected, found)
+                place = compare(row, where, due, found, inputs.get("x"))
+            self.note(row, case, where, inputs, place, due, found)
         except Exception as error:  # of a stranger's function: the other cases still count
             if isinstance(error, NotImplementedError) and "exact" in str(error) and row.elements == 0 and case.exact:
                 row.not_run = f"it refuses accumulator='exact' ({' '.join(str(error).split())[:120]})"
                 return found
-            count = max(sum(x.numel() for x in expected.values()), 1)
+            count = max(sum(x.numel() for x in expected.outputs.values()), 1)
             row.elements, row.differing = row.elements + count, row.differing + count
             said = " ".join(str(error).split())[:300]
             row.first = (
@@ -170,6 +204,10 @@ class Judge:
             return
         try:
             row.derivation = derivation(case, inputs, *place, expected, found)
+            operand, _, part = place[0].partition(".")
+            pairs = neighbours(case, inputs, expected) if part == "codes" and not self.config.own_random else {}
+            if operand in pairs and not bool(beyond(pairs[operand], found[place[0]]).any()):
+                row.derivation += (OTHER_WORDS,)
         except (RuntimeError, IndexError, ValueError, TypeError, KeyError) as error:
             row.derivation = (f"no derivation of these outputs ({type(error).__name__}: {error})",)
 

@@ -12,6 +12,7 @@ streams       on a GPU: the arguments are written late, on a stream of their own
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 
@@ -35,11 +36,11 @@ def ways(judge: Judge, row: OpsRow, case: SeamCase) -> None:
         chosen = [way for way in alike if not way.absent(device)]
         for shape in SMALL if judge.config.fast else LARGE:
             where, inputs = judge.drawn(row, case, shape, kind)
-            expected, returned = judge.expected(case, inputs)
+            expected = judge.expected(case, inputs)
             for way in chosen:
                 name = f"{way.name}, {shape.name}, {where}"
                 judge.theirs.passed = way.passed
-                judge.tried(row, case, name, inputs, expected, returned, judge.sides.whole.run, way.within(device))
+                judge.tried(row, case, name, inputs, expected, judge.sides.whole.run, way.within(device))
                 judge.theirs.passed = None
 
 
@@ -75,13 +76,12 @@ def again(judge: Judge, row: OpsRow, case: SeamCase) -> None:
 
         return run
 
-    expected, returned = judge.expected(case, first)
+    expected = judge.expected(case, first)
     own = {x.untyped_storage().data_ptr() for value in first.values() for x in tensors(value)}
-    passed_on = {name for name, x in expected.items() if x.untyped_storage().data_ptr() in own}
-    kept = judge.tried(row, case, f"{shape}, first values", first, expected, returned, run(first))
-    expected, returned = judge.expected(case, second)
+    passed_on = {name for name, x in expected.outputs.items() if x.untyped_storage().data_ptr() in own}
+    kept = judge.tried(row, case, f"{shape}, first values", first, expected, run(first))
     where = f"{shape}, other values in the same memory"
-    judge.tried(row, case, where, second, expected, returned, run(second))
+    judge.tried(row, case, where, second, judge.expected(case, second), run(second))
     kept = {name: x for name, x in kept.items() if name not in passed_on}
     now = {name: raw[name].detach().cpu() for name in kept}
     compare(row, f"{shape}, an earlier result after a later call", kept, now, None)
@@ -104,7 +104,7 @@ def streams(judge: Judge, row: OpsRow, case: SeamCase) -> None:
         one.synchronize()
         return {name: x.cpu() for name, x in out.items()}
 
-    together = {}  # what the calls on the second stream gave
+    together: Outputs = {}  # what the calls on the second stream gave
 
     def both(operation: Operation, inputs: Inputs) -> Outputs:
         mine, its = _on(inputs, device), _on(second, device)
@@ -119,19 +119,15 @@ def streams(judge: Judge, row: OpsRow, case: SeamCase) -> None:
     judge.theirs.looks = False
     try:
         for inputs in (first, second):
-            expected, returned = judge.expected(case, inputs)
-            judge.tried(row, case, f"{shape}, arguments that come late", inputs, expected, returned, late)
-        beside, _ = judge.expected(case, second)
-        expected, _ = judge.expected(case, first)
+            where = f"{shape}, arguments that come late"
+            judge.tried(row, case, where, inputs, judge.expected(case, inputs), late)
+        mine, its = (replace(judge.expected(case, inputs), returned=None) for inputs in (first, second))
         for _ in range(ROUNDS):
-            judge.tried(row, case, f"{shape}, two streams at once", first, expected, None, both)
-            judge.tried(row, case, f"{shape}, two streams at once", second, beside, None, lambda *_: _cpu(together))
+            where = f"{shape}, two streams at once"
+            judge.tried(row, case, where, first, mine, both)
+            judge.tried(row, case, where, second, its, lambda *_: {name: x.cpu() for name, x in together.items()})
     finally:
         judge.theirs.looks = True
-
-
-def _cpu(outputs: Outputs) -> Outputs:
-    return {name: x.cpu() for name, x in outputs.items()}
 
 
 CALLS: dict[str, Callable[[Judge, OpsRow, SeamCase], None]] = {

@@ -45,8 +45,8 @@ class Kill:
     cases: int
 
     def __str__(self) -> str:
-        killed = f"by {self.failed} of {self.cases} cases: {self.case}" if self.case else "SURVIVED"
-        return f"{self.operation:<21} {self.mutant:<58} {killed}"
+        more = f" and {self.failed - 1} more of {self.cases} cases" * (self.failed > 1)
+        return f"{self.operation:<21} {self.mutant:<58} {f'killed by {self.case}{more}' if self.case else 'SURVIVED'}"
 
 
 def judge_of(mutant: Mutant, at_once: bool) -> Judge:

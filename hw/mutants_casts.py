@@ -84,7 +84,7 @@ _BLOCKS = [
     ("stale padding behind a short block", "partition", "x = pad(x, (0, self.blocks * block - self.length))", "x = pad(x, (0, self.blocks * block - self.length), value=3.0)"),
     ("stale padding behind a group", "partition", "x = pad(x, (0, 1)).index_select", "x = pad(x, (0, 1), value=3.0).index_select"),
     ("groups ignored: blocks straddle experts", "ops", CAST, CAST.replace("groups,", "None,").replace("return quantize", "q = quantize") + "\n    return q.derived(groups=None if groups is None else tuple(groups))"),
-    ("blocks along the other axis", "ops", CAST, CAST.replace("axis,", "-1 if axis == -2 else axis,")),
+    ("blocks along the other axis", "ops", CAST, CAST.replace("axis,", "-1,").replace("groups,", "None if axis == -2 else groups,")),
     ("groups start one row late", "ops", CAST, CAST.replace("groups,", "groups and (0, *(min(g + 1, groups[-1]) for g in groups[1:-1]), groups[-1]),")),
     ("codes of the last rows missing", "ops", CAST, _after("q.codes[-(len(q.codes) % 8) :].zero_() if len(q.codes) % 8 else None\n    return q")),
     ("nibbles swapped", "ops", CAST, _after("n = q.codes.shape[-1] // 2 * 2\n    q.codes[..., :n] = q.codes[..., :n].unflatten(-1, (-1, 2)).flip(-1).flatten(-2)\n    return q")),

@@ -37,6 +37,9 @@ class ValidateConfig:
     """Instead, judge an implementation of the operations of `numerics.ops`: emulated, triton, blackwell,
     blackwell-library, or yours: an importable module such as mykernels.ops, or a .py file, with any of these functions
     under the same signatures."""
+    own_random: bool = False
+    """With --ops: its random words are its own. Codes that are rounded stochastically need not be the contract's, but
+    neighbours of their elements, and many draws are judged: bias, resolution, independence (`draws`)."""
     only: tuple[str, ...] = ()
     """With --ops: only the cases whose "operation, data" contains one of these texts, such as 'aggregate NVFP4'."""
     activations: Path | None = None
@@ -50,11 +53,11 @@ class ValidateConfig:
     def check(self) -> None:
         """Raises ValueError for what cannot be used together, or not written."""
         others = [name for name in ("compiled", "conversions", "products", "mutants") if getattr(self, name)]
-        if self.ops is None and (
-            (self.only and not self.mutants) or self.activations is not None or self.html is not None
-        ):
+        only = self.only and not self.mutants
+        if self.ops is None and (only or self.own_random or self.activations is not None or self.html is not None):
             raise ValueError(
-                "only, activations and html belong to --ops; name an implementation, such as --ops emulated"
+                "only, activations and html belong to --ops, own_random too; name an implementation, such as --ops "
+                "emulated"
             )
         if self.ops is not None and others:
             raise ValueError(f"ops={self.ops!r} with --{others[0]}: they are different comparisons; give one of them")
@@ -74,8 +77,8 @@ class ValidateConfig:
 
     def asked(self) -> dict[str, Any]:
         """What a record says was asked: everything but where it is written; what belongs to --ops with it alone."""
-        ops = ("only",) if self.mutants else () if self.ops is None else ("ops", "only", "activations")
-        left_out = ("out", "html", "vectors", *({"ops", "only", "activations"} - {*ops}))
-        left_out += ("products",) * (self.ops is not None) + ("mutants",) * (not self.mutants)
+        ops = {"ops", "activations", "own_random"} | ({"only"} if not self.mutants else set())
+        left_out = {"out", "html", "vectors"} | (ops if self.ops is None else {"products"})
+        left_out |= {"mutants"} if not self.mutants else set()
         asked = {name: value for name, value in asdict(self).items() if name not in left_out}
         return {name: str(value) if isinstance(value, Path) else value for name, value in asked.items()}

@@ -23,16 +23,19 @@ import torch
 
 from . import recorded, slow
 from .calls import Calls
-from .cases_ops import FEW, KINDS, RECORDED, STREAMS, WAYS, SeamCase, seam_cases
+from .cases_ops import DRAWS, FEW, KINDS, RECORDED, STREAMS, WAYS, SeamCase, seam_cases
 from .compare import HEADER, OpsRow, Sides
 from .device import DeviceAbsent, describe, resolve
 from .judge import Judge
 from .judge_calls import CALLS
+from .judge_draws import draws
 from .record import date, versions, write_record, write_whole
 from .seam import Implementation, implementation, importable, seam
 from .validate_config import ValidateConfig
 from .validate_page import page
 from .ways import tried
+
+LINES = CALLS | {DRAWS: draws}
 
 
 def main(config: ValidateConfig) -> int:
@@ -69,6 +72,8 @@ def _table(judge: Judge, judged: Implementation, lacking: str | None) -> Iterato
         for data in (*case.data(judge.config.fast), *extra)
         if data != STREAMS or judge.sides.whole.device.type == "cuda"
     ]
+    if judge.config.own_random:
+        cases += [(case, DRAWS) for case in dict.fromkeys(case for case, _ in cases) if judge.draws_words(case)]
     only = judge.config.only
     chosen = [(case, data) for case, data in cases if not only or any(t in f"{case.name}, {data}" for t in only)]
     if not chosen:
@@ -90,7 +95,7 @@ def _table(judge: Judge, judged: Implementation, lacking: str | None) -> Iterato
 
 def _rows(judge: Judge, case: SeamCase, data: str) -> Iterator[OpsRow]:
     """The lines of one case."""
-    rows = [judge.row(case, data, CALLS.get(data))]
+    rows = [judge.row(case, data, LINES.get(data))]
     kinds = FEW if judge.config.fast else (*KINDS, RECORDED)
     if judge.config.ops == "emulated" and data in kinds and not case.again and slow.reaches(case):
         rows.append(judge.against_oracle(case, data))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .cases import Shape
-from .cases_ops import KINDS, LATER, SHAPES, STREAMS, Kind
+from .cases_ops import DRAWS, KINDS, LATER, SHAPES, STREAMS, Kind
 from .compare import bits_of
 
 Passed = Callable[[Tensor], Tensor]
@@ -198,12 +198,29 @@ def _sliding(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return np.lib.stride_tricks.sliding_window_view(line, columns, -1) if rows and columns else np.zeros(shape)
 
 
+def fractions(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """For E4M3 elements under a block scale of 1: fractions of a step, see `draws`, of every size.
+
+    Half are values of every size up to 448; the others lie between 0 and the least value 2^-9, at 2^-k of it, or as
+    near to it. k goes as far as the draws of so many elements can tell; each is half as often as the next, so that each
+    rounds away as often. Half of the odd rows hold such small ones alone, where a row has a scale of its own.
+    """
+    large = rng.uniform(0.5, 1.0, shape) * 448 * 2.0 ** -(rng.integers(0, 15, shape) * (rng.random(shape) < 0.7))
+    deepest = int(np.log2(max(np.prod(shape), 1) / 4).clip(3, 16))
+    k = np.maximum(deepest + 1 - rng.geometric(0.5, shape), 1)
+    small = 2.0**-9 * np.where(rng.random(shape) < 0.25, 1 - 2.0**-k, 2.0**-k)
+    alone = (np.arange(shape[-2])[:, None] % 2 == 1) & (rng.random((*shape[:-1], 1)) < 0.5)
+    x = np.where(alone | (rng.random(shape) < 0.5), small, large)
+    return x * rng.choice([-1.0, 1.0], shape)
+
+
 WAYS_KINDS: dict[str, Kind] = {
     "mixed": _rows_of("normal", "tails", "ties", "denormals"),
     "small": _rows_of("normal", "tails", "denormals"),
     "equal rows": lambda rng, shape: np.broadcast_to(rng.standard_normal((*shape[:-2], 1, shape[-1])), shape),
     "one value": lambda rng, shape: np.full(shape, rng.standard_normal()),
     "sliding": _sliding,
+    DRAWS: fractions,
 }
 SMALL = (  # with --fast, of as many rows
     Shape("small", lambda n: (0, 0, n // 3 + 1, n // 3 + 1, n, n), rows=24, model=64, hidden=32),

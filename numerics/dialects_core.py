@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -198,12 +199,15 @@ class Dialect:
         values = Partition.of(x.shape[-1], block, None).split(x.to(torch.float32), block)
         return Blocks(values, block_amax(values, self.nonfinite), element, x.dtype)
 
-    def own_outer(self, blocks: Blocks, scope: tuple[int, ...] | None = None) -> Outer:
+    def own_outer(
+        self, blocks: Blocks, scope: tuple[int, ...] | None = None, experts: tuple[int, ...] | None = None
+    ) -> Outer:
         """The outer that the quantizer would store, shaped (..., n or 1, 1) like the blocks' amax; ones without one.
 
         `scope`: extents of the axes other than blocks and values, 1 where one outer serves all; None: one for the
         tensor. A dialect with `rows` has one per row whatever the scope, one with a `run` one per run of blocks,
-        repeated for each.
+        repeated for each. `experts`: offsets along the axis before the blocks', each of which has one, repeated for
+        each row.
         """
         amax = blocks.amax
         if self.outer_of is None:
@@ -215,7 +219,10 @@ class Dialect:
             amax = _largest(runs, (-1,)).repeat_interleave(per_run, -2)[..., : blocks.amax.shape[-2], :]
         else:
             dims = range(amax.ndim - 2) if scope is None else [d for d, n in enumerate(scope) if n == 1]
-            amax = _largest(amax, (-2,) if self.rows else (*dims, -2))
+            amax = _largest(amax, (-2,) if self.rows or experts is not None else (*dims, -2))
+        if experts is not None and not self.rows:
+            parts = amax.split([end - start for start, end in pairwise(experts)], -3)
+            amax = torch.cat([_largest(part, (-3,)).expand_as(part) for part in parts], -3)
         return Outer(self.outer_of(amax, blocks.dtype), amax)
 
     def __str__(self) -> str:

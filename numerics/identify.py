@@ -43,6 +43,7 @@ def identify(
     axis: int = -1,
     dialects: Any = None,
     real: Tensor | None = None,
+    experts: tuple[int, ...] | None = None,
 ) -> Identification:
     """Which dialects make `codes` and `scales` of `x`.
 
@@ -57,6 +58,8 @@ def identify(
         fmt: the block format or its name; None: from the number of blocks and the largest code.
         axis: along which blocks run. dialects: names to try; None: all of the format.
         real: which values are compared, bool, broadcasts to `x`; None: all. Others count as padding.
+        experts: offsets along the axis before the blocks' (of tiles, with tiles), each with an outer of its own; None:
+            the outer's shape says what shares it.
 
     Raises:
         TypeError: `x` is not floating point, codes or scales are no integers, outer no float32.
@@ -71,7 +74,7 @@ def identify(
     places = torch.ones(1, dtype=torch.bool, device=x.device) if real is None else real
     folded = [folding.fold(t) for t in (x, codes, places.expand(x.shape))]
     given = None if outer is None else given_outer(outer, x, axis, layout, 128)
-    dump = _Dump(folded[0], axis, layout, folded[1], scales.movedim(axis, -1).unsqueeze(-1), given, folded[2])
+    dump = _Dump(folded[0], axis, layout, folded[1], scales.movedim(axis, -1).unsqueeze(-1), given, folded[2], experts)
     verdicts = sorted((_judge(d, dump) for d in chosen), key=lambda v: v.scales * layout.per_scale + v.codes)
     return Identification(layout, scales.numel(), codes.numel(), tuple(verdicts))
 
@@ -157,6 +160,7 @@ class _Dump:
     scales: Tensor
     outer: Tensor | None
     real: Tensor
+    experts: tuple[int, ...] | None
 
 
 def _judge(dialect: Dialect, dump: _Dump) -> Verdict:
@@ -164,9 +168,9 @@ def _judge(dialect: Dialect, dump: _Dump) -> Verdict:
     runs = dump.outer is not None and dump.outer.shape[dump.axis] != 1
     if dump.outer is None or dialect.outer_of is None or (runs and dialect.run is None):
         kind = "own" if dump.outer is None else "other"
-        return _compare(dialect, dump, blocks, dialect.own_outer(blocks), kind)
+        return _compare(dialect, dump, blocks, dialect.own_outer(blocks, None, dump.experts), kind)
     scope = tuple(dump.outer.movedim(dump.axis, -1).shape[:-1])
-    own = dialect.own_outer(blocks, scope)
+    own = dialect.own_outer(blocks, scope, dump.experts)
     passed = folded_outer(dump.outer, dump.axis, dump.layout.block, dialect.run, blocks.amax.shape[-2])
     if bool(torch.isclose(own.stored, passed, rtol=0, atol=0, equal_nan=True).all()):
         return _compare(dialect, dump, blocks, own, "own")

@@ -251,16 +251,18 @@ def steps(folder: Path) -> list[int]:
     return [int(path.stem.removeprefix("checkpoint-")) for path in _checkpoints(folder)]
 
 
-def prune(folder: Path, keep: int = 2) -> None:
-    """Delete all but the last `keep` checkpoints.
+def prune(folder: Path, keep: int = 2, stable: int | None = None) -> None:
+    """Delete all but the last `keep` checkpoints, and but the last one of a step up to `stable`.
 
     Raises:
         ValueError: keep < 1.
     """
     if keep < 1:
         raise ValueError(f"keep {keep} would delete every checkpoint; use 1 or more")
-    for path in _checkpoints(folder)[:-keep]:
-        remove(path)
+    kept = [step for step in steps(folder) if stable is not None and step <= stable][-1:]
+    for step, path in list(zip(steps(folder), _checkpoints(folder), strict=True))[:-keep]:
+        if step not in kept:
+            remove(path)
 
 
 def remove(path: Path) -> None:

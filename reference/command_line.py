@@ -16,7 +16,7 @@ from typing import Any
 import tyro
 
 from .config import TrainConfig
-from .data import is_tokenized
+from .data import is_tokenized, tokenizer_file
 from .folder_config import sizes_of
 from .folder_tokens import tokens_of
 from .model import ModelConfig
@@ -41,18 +41,26 @@ def parse(argv: list[str]) -> TrainConfig:
         SystemExit: help was asked for, or a word cannot be read; it has been told.
     """
     found = tyro.cli(Arguments, args=argv, prog=PROGRAM)
-    if found.dial is not None:
-        # read once more over the dial's sizes, so that what is given is told from what is left out
-        sizes = Arguments(found.out, model=ModelConfig.dial(found.dial))
-        found = tyro.cli(Arguments, args=argv, prog=PROGRAM, default=sizes)
-    if found.init_from is not None:
+    sizes, fields = ModelConfig() if found.dial is None else ModelConfig.dial(found.dial), {}
+    if found.init_from is None:
+        sizes = dataclasses.replace(sizes, vocab=_vocabulary(found, sizes.vocab))
+    else:
         if found.dial is not None:
             raise ValueError(f"dial {found.dial} and init_from {str(found.init_from)!r} both give sizes; leave one out")
         tokens = tokens_of(found.init_from)
         fields = {} if found.tokenizer or is_tokenized(found.data) or tokens is None else tokens.fields
-        sizes = Arguments(found.out, model=ModelConfig(**sizes_of(found.init_from)), **fields)
-        found = tyro.cli(Arguments, args=argv, prog=PROGRAM, default=sizes)
+        sizes = ModelConfig(**sizes_of(found.init_from))
+    if sizes != ModelConfig() or fields:
+        # read once more over these sizes, so that what is given is told from what is left out
+        default = Arguments(found.out, model=sizes, **fields)
+        found = tyro.cli(Arguments, args=argv, prog=PROGRAM, default=default)
     return TrainConfig(**{f.name: getattr(found, f.name) for f in dataclasses.fields(TrainConfig)})
+
+
+def _vocabulary(found: Arguments, bytes_alone: int) -> int:
+    """How many tokens the text has: those of its shards or of the tokenizer, if there are any."""
+    known = tokenizer_file(found.data, found.tokenizer, found.end_token)
+    return bytes_alone if known is None else max(bytes_alone, known[0].vocab)
 
 
 def exact(argv: list[str]) -> str:

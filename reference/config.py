@@ -70,7 +70,7 @@ class TrainConfig:
     decay_shape: Literal["sqrt", "linear"] = "sqrt"
     """Of wsd's decay: 1 - sqrt(progress), or a line."""
     warmup: int = 20
-    """Steps of linear warm-up."""
+    """Steps of linear warm-up; shortened to the steps that there are."""
     min_lr_ratio: float = 0.1
     """Final learning rate as a share of the peak."""
     weight_decay: float = 0.1
@@ -149,7 +149,7 @@ class TrainConfig:
     """Safetensors file for what the experts of the last step read, by layer, as `fourbit validate --activations` takes
     it."""
     progress: Literal["auto", "show", "hide"] = "auto"
-    """Progress bar; auto shows it on a terminal."""
+    """Progress: auto is a bar on a terminal, else a line after a twentieth of the steps or 50."""
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     """Dimensions of the model."""
 
@@ -167,6 +167,17 @@ class TrainConfig:
     def decay_steps(self) -> int:
         """Of wsd's decay."""
         return max(1, round(self.decay_share * self.steps))
+
+    @property
+    def stable_steps(self) -> int | None:
+        """The last step before wsd's decay, from which a run can be lengthened; None under cosine."""
+        return self.steps - self.decay_steps if self.schedule == "wsd" else None
+
+    @property
+    def warmup_steps(self) -> int:
+        """Of the warm-up: one that is longer than all steps is as long as they leave it."""
+        left = self.steps if self.stable_steps is None else max(0, self.stable_steps)
+        return self.warmup if self.warmup <= self.steps else left
 
     @property
     def thresholds(self) -> dict[str, float]:

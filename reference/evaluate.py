@@ -30,9 +30,11 @@ from .checkpoint import write_json
 from .config import TrainConfig, can_be_file
 from .data import Corpus, heldout_batch, tokenizer_file
 from .expert import Draw
+from .flags import named_flags
 from .load import Loaded, load_run
 from .log import environment
 from .pinned import pinned
+from .progress import Progress
 from .run import heldout_loss
 from .tasks import CHOICES, TASKS, Item, Task
 from .train import corpus_of
@@ -63,6 +65,8 @@ class EvalConfig:
     """What computes the experts: the emulation, or Triton kernels, on a GPU."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to compute."""
+    progress: Literal["auto", "show", "hide"] = "auto"
+    """Progress: auto is a bar on a terminal, else a line now and then."""
 
 
 @dataclass(frozen=True)
@@ -127,21 +131,31 @@ def _log_likelihoods(run: Loaded, ids_BS: Tensor, last: int) -> Tensor:
     return logits_BSV[:, -last:, : run.alphabet.size].double().log_softmax(-1)
 
 
-def score_task(run: Loaded, task: Task, items: int, seed: int) -> tuple[Score, Score] | None:
-    """A task's (choice, completion); None where an item is longer than what the model has seen in training."""
+def score_task(
+    run: Loaded, task: Task, items: int, seed: int, advance: Callable[[int], object] = lambda _: None
+) -> tuple[Score, Score] | None:
+    """A task's (choice, completion); None where an item is longer than what the model has seen in training. advance:
+    called after each item with 1."""
     made = [task.item(seed, number) for number in range(items)]
     longest = max(len(run.alphabet.encode(item.prompt + item.choices[0])) for item in made)
     if longest > run.config.model.sequence + 1:
         return None
-    chosen, completed = zip(*(score_item(run, item) for item in made), strict=True)
+    found = []
+    for item in made:
+        found.append(score_item(run, item))
+        advance(1)
+    chosen, completed = zip(*found, strict=True)
     return (
         Score(task.name, "choice", sum(chosen), items, 1 / CHOICES),
         Score(task.name, "completion", sum(completed), items, task.guess),
     )
 
 
-def heldout(run: Loaded, data: str | None, sequences: int) -> dict[str, Any]:
-    """The held-out loss of `sequences` sequences of `data`, or of the run's own corpus: a JSON object.
+def heldout(
+    run: Loaded, data: str | None, sequences: int, advance: Callable[[int], object] = lambda _: None
+) -> dict[str, Any]:
+    """The held-out loss of `sequences` sequences of `data`, or of the run's own corpus: a JSON object. advance: told
+    how many sequences have passed since it was called last.
 
     Raises:
         ValueError: no such text, too little of it, or no longer what the run was trained on.
@@ -156,7 +170,7 @@ def heldout(run: Loaded, data: str | None, sequences: int) -> dict[str, Any]:
             f"{corpus.digest[:12]}); name one with --data, or leave the held-out loss out with --sequences 0"
         )
     tokens_BS, targets_BS = heldout_batch(corpus.heldout, sequences, config.model.sequence)
-    ce = heldout_loss(run.model, config, tokens_BS, targets_BS)
+    ce = heldout_loss(run.model, config, tokens_BS, targets_BS, advance)
     about = {"data": corpus.description, "digest": corpus.digest, "sequences": sequences, "tokens": targets_BS.numel()}
     return about | {"ce": ce, "bits_per_byte": ce / math.log(2) / corpus.bytes_per_token(targets_BS)}
 
@@ -185,16 +199,18 @@ def evaluate(config: EvalConfig, ops: ModuleType) -> dict[str, Any]:
     run = load_run(config.run, ops, config.device, config.step)
     sequences = run.config.eval_sequences if config.sequences is None else config.sequences
     found: dict[str, Any] = {"run": str(config.run), "preset": run.config.preset, "step": run.step}
-    with pinned(run.config.threads):
-        found["heldout"] = heldout(run, config.data, sequences) if sequences else None
-        found["tasks"] = list(_tasks(run, config)) if config.items else []
+    total = sequences + config.items * len(TASKS)
+    with pinned(run.config.threads), Progress(max(1, total), "eval", shown=config.progress) as progress:
+        found["heldout"] = heldout(run, config.data, sequences, progress.advance) if sequences else None
+        found["tasks"] = list(_tasks(run, config, progress)) if config.items else []
     return found | {"seed": config.seed, "environment": environment(config.device)}
 
 
-def _tasks(run: Loaded, config: EvalConfig) -> Iterator[dict[str, Any]]:
+def _tasks(run: Loaded, config: EvalConfig, progress: Progress) -> Iterator[dict[str, Any]]:
     for task in TASKS:
-        scores = score_task(run, task, config.items, config.seed)
+        scores = score_task(run, task, config.items, config.seed, lambda n, name=task.name: progress.advance(n, name))
         if scores is None:
+            progress.skip(config.items)
             needs = f"items are longer than the run's sequences of {run.config.model.sequence} tokens"
             yield {"task": task.name, "not_run": needs}
         for score in scores or ():
@@ -224,6 +240,7 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+@named_flags(EvalConfig, eval_sequences="--sequences")
 def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
     """Run `fourbit eval` with `argv`; return the exit code 0, or raise ValueError in one sentence.
 

@@ -155,20 +155,24 @@ def _exercises(codec: Codec, count: int, seed: int) -> Iterator[_Asked]:
 
 def _lines(path: Path, codec: Codec, sequence: int) -> Iterator[_Asked]:
     try:
-        lines = path.read_bytes().splitlines()
+        contents = path.read_bytes()
     except OSError as error:
         raise ValueError(f"data {str(path)!r} cannot be read ({error.strerror}); name a .jsonl file") from None
+    if b"\0" in contents:
+        raise ValueError(f"data {str(path)!r} has NUL bytes, as parquet and UTF-16 have; name JSON Lines in UTF-8")
     others: dict[str, int] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(contents.splitlines(), 1):
         if not line.strip():
             continue
         where = f"data {str(path)!r}, line {number}"
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             record = json.loads(text, object_pairs_hook=_object)
-            asked = _example(codec, record)
+            if not isinstance(record, dict):
+                raise ValueError(f"it holds a {type(record).__name__}, no object")
             for name in other_fields(record):
                 others[name] = others.get(name, 0) + 1
+            asked = _example(codec, record)
         except RecursionError:
             raise ValueError(f"{where}, is nested too deep; correct the line or leave it out") from None
         except json.JSONDecodeError as error:  # its own words count lines from the first of this one
@@ -192,9 +196,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _example(codec: Codec, record: Any) -> _Asked:
-    if not isinstance(record, dict):
-        raise ValueError(f"it holds a {type(record).__name__}, no object")
+def _example(codec: Codec, record: dict[str, Any]) -> _Asked:
     if record.get("messages") is None:
         texts = [record.get(name) for name in ("prompt", "completion")]
         if not all(isinstance(text, str) for text in texts):

@@ -36,6 +36,7 @@ from numerics.ops import Cast
 
 from .architectures import Place, library_config, places, zeros
 from .checkpoint import make_folder, write_atomic, write_json
+from .flags import named_flags
 from .folder_config import CONFIG, MODELOPT_CONFIG
 from .folder_files import WEIGHTS
 from .folder_tokens import TOKENIZER, TOKENIZER_CONFIG, tokenizer_contents
@@ -86,6 +87,7 @@ class Exported:
     kinds: dict[str, Kind]
 
 
+@named_flags(ExportConfig)
 def main(argv: list[str]) -> int:
     """Run `fourbit export` with `argv`; return the exit code, or raise ValueError in one sentence."""
     config = tyro.cli(ExportConfig, args=argv, prog=PROGRAM)

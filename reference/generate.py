@@ -25,6 +25,7 @@ from torch import Tensor
 from .alphabet import Alphabet, streamed
 from .decode import Frozen, release_experts
 from .expert import Draw
+from .flags import named_flags
 from .load import Loaded, load_run
 from .parity import mixing
 from .pinned import pinned
@@ -139,6 +140,7 @@ def _tame(text: str) -> str:
     return text.translate(_TAMED)
 
 
+@named_flags(GenerateConfig)
 def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
     """Run `fourbit generate` with `argv`; return the exit code, or raise ValueError in one sentence.
 

@@ -17,8 +17,9 @@ from .config import TrainConfig
 
 def learning_rate(config: TrainConfig, step: int) -> float:
     """Return the learning rate of `step`, 1 <= step <= config.steps, under `config.schedule`."""
-    if step <= config.warmup:
-        return config.lr * step / config.warmup
+    warmup = config.warmup_steps
+    if step <= warmup:
+        return config.lr * step / warmup
     low = config.min_lr_ratio
     if config.schedule == "wsd":
         start = config.steps - config.decay_steps
@@ -27,5 +28,5 @@ def learning_rate(config: TrainConfig, step: int) -> float:
         progress = (step - start) / config.decay_steps
         gone = math.sqrt(progress) if config.decay_shape == "sqrt" else progress
         return config.lr * (low + (1 - low) * (1 - gone))
-    progress = (step - config.warmup) / (config.steps - config.warmup)
+    progress = (step - warmup) / (config.steps - warmup)
     return config.lr * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))

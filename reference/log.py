@@ -5,6 +5,7 @@ cut back to the checkpoint's step on resume: every step has exactly one line, ho
 writer holds a lock (flock, which the system lifts when the holder dies), so a run has one writer at a time.
 """
 
+import contextlib
 import fcntl
 import importlib.metadata
 import json
@@ -13,6 +14,7 @@ import math
 import os
 import platform
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,23 +27,26 @@ from . import checkpoint
 EVALUATION = ("heldout_ce", "heldout_bits_per_byte")  # what an evaluation adds to a step's line in pretraining
 
 
-def require_run_folder(folder: Path, identity: dict[str, Any]) -> None:
-    """Raises ValueError, as `open_run` does, for a folder that another run, a file or something else is in."""
+def require_run_folder(folder: Path, identity: dict[str, Any], longer: bool = False) -> None:
+    """Raises ValueError, as `open_run` does, for a folder that another run, a file or something else is in. longer:
+    whether it may be the same run with other steps."""
     stored = folder / "config.json"
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"out {str(folder)!r} is a file; name a folder")
     if stored.exists():
-        _require_same(stored, identity)
+        _require_same(stored, identity, longer)
     elif folder.exists() and not all(map(checkpoint.is_leftover, folder.iterdir())):
         raise ValueError(f"out {str(folder)!r} holds files but no run; name an empty or a new folder")
 
 
-def open_run(folder: Path, identity: dict[str, Any]) -> "Log":
+def open_run(folder: Path, identity: dict[str, Any], lengthen: Callable[[int], None] | None = None) -> "Log":
     """Make a run folder, or enter it if it holds the same run, and take its log.
 
     Args:
         folder: made if missing, its parents too.
         identity: the run's configuration as a JSON object, kept in config.json.
+        lengthen: makes the folder one to go on from, if its run differs in the steps alone, which it is told; such a
+            run is refused if left out.
 
     Returns:
         The log, locked: until it is closed, no other process can open the run.
@@ -51,12 +56,16 @@ def open_run(folder: Path, identity: dict[str, Any]) -> "Log":
             writes it; nothing was written.
         OSError: the disk refuses.
     """
-    require_run_folder(folder, identity)
+    require_run_folder(folder, identity, lengthen is not None)
     stored = folder / "config.json"
     if not stored.exists():
         checkpoint.make_folder(folder)
         checkpoint.write_json(stored, identity)
     log = Log(folder / "log.jsonl")
+    if lengthen is not None and (before := checkpoint.read_json(stored)["steps"]) != identity["steps"]:
+        with log.closed_by_errors():
+            lengthen(before)
+            checkpoint.write_json(stored, identity)
     # Only now is no other process writing here.
     for path in filter(checkpoint.is_leftover, folder.iterdir()):
         checkpoint.remove(path)
@@ -93,6 +102,15 @@ class Log:
     ) -> None:
         with checkpoint.naming(self._path):  # what a full disk has refused it refuses once more
             self._file.close()
+
+    @contextlib.contextmanager
+    def closed_by_errors(self) -> Iterator[None]:
+        """An error inside closes the log."""
+        try:
+            yield
+        except BaseException:
+            self._file.close()
+            raise
 
     def cut(self, step: int) -> None:
         """Keep the lines of steps 1 to `step` and drop what follows, an unfinished line included.
@@ -258,7 +276,7 @@ def _commit(root: Path) -> str | None:
         return None
 
 
-def _require_same(stored: Path, identity: dict[str, Any]) -> None:
+def _require_same(stored: Path, identity: dict[str, Any], longer: bool = False) -> None:
     try:
         there = _flat(json.loads(stored.read_bytes()))
     except (ValueError, AttributeError):
@@ -267,8 +285,9 @@ def _require_same(stored: Path, identity: dict[str, Any]) -> None:
         ) from None
     here = _flat(identity)
     pairs = {name: (there.get(name, "absent"), here.get(name, "absent")) for name in {**there, **here}}
-    odd = ", ".join(f"{name} ({old} there, {new} now)" for name, (old, new) in pairs.items() if old != new)
-    if odd:
+    pairs = {name: (old, new) for name, (old, new) in pairs.items() if old != new}
+    odd = ", ".join(f"{name} ({old} there, {new} now)" for name, (old, new) in pairs.items())
+    if odd and not (longer and list(pairs) == ["steps"] and type(there.get("steps")) is int):
         raise ValueError(
             f"out {str(stored.parent)!r} holds a run with another configuration: {odd}; use its values to "
             "resume it, or another out"

@@ -18,7 +18,7 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -88,13 +88,13 @@ def is_sharded(config: TrainConfig, ranks: Ranks) -> bool:
 
 
 @contextlib.contextmanager
-def opened(folder: Path, identity: dict[str, Any], ranks: Ranks) -> Iterator[Any]:
+def opened(folder: Path, identity: dict[str, Any], lengthen: Callable[[int], None], ranks: Ranks) -> Iterator[Any]:
     """The run's log, of rank 0; the others' writes nothing."""
     with contextlib.ExitStack() as stack:
         log: Any = Unwritten()
         with ranks.together("opening the run"):
             if ranks.first:
-                log = stack.enter_context(open_run(folder, identity))
+                log = stack.enter_context(open_run(folder, identity, lengthen))
         yield log
 
 
@@ -157,7 +157,7 @@ class ParallelRun(Run):
         sharded_checkpoint.save(path, tensors, meta, self.ranks, self._layouts())
         with self.ranks.together("deleting a checkpoint"):
             if self.ranks.first:
-                checkpoint.prune(self.config.out)
+                checkpoint.prune(self.config.out, stable=self.config.stable_steps)
 
     def _passes(self, tokens_BS: Tensor, targets_BS: Tensor) -> Iterator[Pass]:
         for number, one in enumerate(passes(self.config, tokens_BS, targets_BS)):

@@ -48,6 +48,8 @@ from .asking import Asking, asking
 from .environments import Problem, Scorer, drawn, environment_of
 from .examples import Codec
 from .expert import Draw
+from .flags import named_flags
+from .interrupts import interruptible
 from .model import Transformer
 from .notice import notice
 from .packing import IGNORED
@@ -88,6 +90,7 @@ class RlConfig(TuneConfig):
     """Problems of each held-out evaluation, at most: the same different ones each time, answered greedily."""
 
 
+@named_flags(RlConfig)
 def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
     """Run `fourbit rl` with `argv`; return the exit code 0, or raise as `rl` does."""
     config = tyro.cli(RlConfig, args=argv, prog=PROGRAM)
@@ -117,32 +120,33 @@ def rl(
 
     Raises:
         ValueError: a bad argument, environment or run folder, of which nothing was written; a prompt that is too long.
-        TrainingStopped, OSError: as `train`.
+        TrainingStopped, Interrupted, OSError: as `train`.
     """
-    _check(config)
-    environment = environment_of(config.environment)
-    start = begin(config, ops, config.grain)
-    own = ("prompts", "group", "tokens", "updates", "clip_ratio", "kl_weight", "eval_problems")
-    tuned = {"stage": "rl", "environment": config.environment} | {name: getattr(config, name) for name in own}
-    # what the environment does is not known, its first problem tells it from others
-    first = drawn(environment, config.seed, 0)
-    prompt_tokens(config.environment, first, start.codec, start.config.model.sequence)  # before a folder is made
-    asked = asking(environment, config.seed, config.eval_problems)
-    for each in asked.judged:
-        prompt_tokens(config.environment, each, start.codec, start.config.model.sequence)
-    if not asked.held_out:
-        notice(f"environment {config.environment!r}: {asked.said}")
-    data = {
-        "digest": f"{config.environment}: {first.prompt}",
-        "description": f"environment {config.environment}, {asked.said}",
-    }
-    # before a checkpoint is loaded; modules cannot be copied
-    reference = copy.deepcopy(start.model, {id(ops): ops}).requires_grad_(False).eval()
+    with interruptible(config.out) as interrupts:
+        _check(config)
+        environment = environment_of(config.environment)
+        start = begin(config, ops, config.grain)
+        own = ("prompts", "group", "tokens", "updates", "clip_ratio", "kl_weight", "eval_problems")
+        tuned = {"stage": "rl", "environment": config.environment} | {name: getattr(config, name) for name in own}
+        # what the environment does is not known, its first problem tells it from others
+        first = drawn(environment, config.seed, 0)
+        prompt_tokens(config.environment, first, start.codec, start.config.model.sequence)  # before a folder is made
+        asked = asking(environment, config.seed, config.eval_problems)
+        for each in asked.judged:
+            prompt_tokens(config.environment, each, start.codec, start.config.model.sequence)
+        if not asked.held_out:
+            notice(f"environment {config.environment!r}: {asked.said}")
+        data = {
+            "digest": f"{config.environment}: {first.prompt}",
+            "description": f"environment {config.environment}, {asked.said}",
+        }
+        # before a checkpoint is loaded; modules cannot be copied
+        reference = copy.deepcopy(start.model, {id(ops): ops}).requires_grad_(False).eval()
 
-    def make(tuning: Tuning) -> Rl:
-        return Rl(tuning, config, asked, Sampler(start.model), reference, Scorer(_show))
+        def make(tuning: Tuning) -> Rl:
+            return Rl(tuning, config, asked, Sampler(start.model), reference, Scorer(_show))
 
-    return tune(start, tuned, data, make, command, on_progress, config.updates)
+        return tune(start, tuned, data, make, interrupts, command, on_progress, config.updates)
 
 
 def _check(c: RlConfig) -> None:

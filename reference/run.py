@@ -6,7 +6,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ class Run:
             record |= {"heldout_ce": ce, "heldout_bits_per_byte": ce / math.log(2) / bytes_per_token}
         self.log.append(record)
         if last or step % config.checkpoint_every == 0:
-            self._save(step)
+            self.save(step)
         return record
 
     def _update(self, step: int, part: Part) -> dict[str, Any]:
@@ -205,8 +205,8 @@ class Run:
         ce = heldout_loss(self.model, config, tokens_BS, targets_BS)
         return ce, self.corpus.bytes_per_token(targets_BS)
 
-    def _save(self, step: int) -> None:
-        """Write the checkpoint of `step`."""
+    def save(self, step: int) -> None:
+        """Write the checkpoint of `step`, which has been taken last."""
         tensors = checkpoint.training_state(self.model, self.optimizer) | self.oscillation.state()
         for name, value in self._sums(tensors):
             require_finite(self.config.out, step, f"sum of magnitudes of {name}", value)
@@ -222,20 +222,26 @@ class Run:
     def _write(self, step: int, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
         """The checkpoint itself; then delete the ones that it supersedes."""
         checkpoint.save(checkpoint.checkpoint_path(self.config.out, step), tensors, meta)
-        checkpoint.prune(self.config.out)
+        checkpoint.prune(self.config.out, stable=self.config.stable_steps)
 
 
-def heldout_loss(model: nn.Module, config: TrainConfig, tokens_BS: torch.Tensor, targets_BS: torch.Tensor) -> float:
+def heldout_loss(
+    model: nn.Module,
+    config: TrainConfig,
+    tokens_BS: torch.Tensor,
+    targets_BS: torch.Tensor,
+    advance: Callable[[int], object] = lambda _: None,
+) -> float:
     """The mean cross entropy of sequences (B, S), nats per token, grain by grain as in training. The model is left in
-    the mode it was in."""
-    before = model.training
+    the mode it was in. advance: called after each pass with the number of its sequences."""
+    before, losses = model.training, []
     model.eval()
     with torch.no_grad():
-        # Step -1 names no training step: evaluation shares no random bits with one.
-        losses = [
-            len(tokens) * model(tokens, targets, Draw(config.seed, -1, grain), len(tokens) // config.grain).ce.item()
-            for grain, tokens, targets in passes(config, tokens_BS, targets_BS)
-        ]
+        for grain, tokens, targets in passes(config, tokens_BS, targets_BS):
+            # Step -1 names no training step: evaluation shares no random bits with one.
+            draw = Draw(config.seed, -1, grain)
+            losses.append(len(tokens) * model(tokens, targets, draw, len(tokens) // config.grain).ce.item())
+            advance(len(tokens))
     model.train(before)
     return math.fsum(losses) / len(tokens_BS)
 

@@ -26,6 +26,8 @@ from torch import Tensor
 
 from .examples import Example, load_examples
 from .expert import Draw
+from .flags import named_flags
+from .interrupts import interruptible
 from .notice import notice
 from .order import epoch_windows
 from .packing import IGNORED, Rows, pack
@@ -48,6 +50,7 @@ class SftConfig(TuneConfig):
     """Packed sequences a step, a multiple of grain."""
 
 
+@named_flags(SftConfig)
 def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
     """Run `fourbit sft` with `argv`; return the exit code 0, or raise as `sft` does."""
     config = tyro.cli(SftConfig, args=argv, prog=PROGRAM)
@@ -73,21 +76,23 @@ def sft(
     """Fine-tune, or resume.
 
     Raises:
-        ValueError: a bad argument, data or run folder; nothing was written. TrainingStopped, OSError: as `train`.
+        ValueError: a bad argument, data or run folder; nothing was written.
+        TrainingStopped, Interrupted, OSError: as `train`.
     """
-    start = begin(config, ops, config.batch)
-    sequence = start.config.model.sequence
-    found = load_examples(config.data, start.codec, sequence, config.examples, config.seed)
-    train, heldout = pack(found.train, sequence), pack(found.heldout, sequence) if found.heldout else None
-    if not heldout:
-        notice(f"data {found.description}: give examples that differ to have some held out")
-    data = {"digest": found.digest, "description": found.description}
-    tuned = {"stage": "sft", "packed": True}
+    with interruptible(config.out) as interrupts:
+        start = begin(config, ops, config.batch)
+        sequence = start.config.model.sequence
+        found = load_examples(config.data, start.codec, sequence, config.examples, config.seed)
+        train, heldout = pack(found.train, sequence), pack(found.heldout, sequence) if found.heldout else None
+        if not heldout:
+            notice(f"data {found.description}: give examples that differ to have some held out")
+        data = {"digest": found.digest, "description": found.description}
+        tuned = {"stage": "sft", "packed": True}
 
-    def make(tuning: Tuning) -> Sft:
-        return Sft(tuning, train, heldout, found.heldout)
+        def make(tuning: Tuning) -> Sft:
+            return Sft(tuning, train, heldout, found.heldout)
 
-    return tune(start, tuned, data, make, command, on_progress)
+        return tune(start, tuned, data, make, interrupts, command, on_progress)
 
 
 @dataclass(frozen=True, eq=False)

@@ -214,7 +214,7 @@ def _rows(name: str, path: Path, field: str, advance: Advance) -> Iterator[Docum
                 for value in part.column(0):
                     number += 1
                     where = f"data: file {str(path)!r}, row {number},"
-                    if text := _checked(where, value.as_py(), field):
+                    if text := _checked(where, _python(where, value, field), field):
                         yield f"{name}:{number}", text
                 advance(size * number // rows - size * (number - len(part)) // rows)
     except ArrowException as error:
@@ -223,6 +223,17 @@ def _rows(name: str, path: Path, field: str, advance: Advance) -> Iterator[Docum
         ) from None
     except OSError as error:
         raise _unreadable(path, error) from None
+
+
+def _python(where: str, value: Any, field: str) -> object:
+    """A value of parquet. ValueError for text that is not UTF-8, which parquet does not check."""
+    try:
+        found: object = value.as_py()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{where} is not UTF-8 in {field!r} ({error.reason}, byte {error.start}); correct the row or leave it out"
+        ) from None
+    return found
 
 
 def _checked(where: str, value: object, field: str) -> bytes:

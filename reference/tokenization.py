@@ -272,7 +272,8 @@ def _decoded(name: str, text: bytes) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError as error:
+        line = text.count(b"\n", 0, error.start) + 1
         raise ValueError(
-            f"data: document {name!r} is not UTF-8 ({error.reason}, byte {error.start}); convert it, or train on bytes "
-            "without a tokenizer"
+            f"data: document {name!r} is not UTF-8 ({error.reason}, byte {error.start}); convert it (line {line}), or "
+            "train on bytes without a tokenizer"
         ) from None

@@ -19,6 +19,7 @@ import tyro
 from tqdm import tqdm
 
 from .checkpoint import is_leftover, make_folder, write_atomic, write_json
+from .flags import named_flags
 from .shard_writer import PartWriter
 from .shards import INDEX, PARTS, TOKENIZER, UNFINISHED, Index, read_index, verify
 from .text import Advance, Document, Source, chooser, cut_of, find
@@ -241,6 +242,7 @@ def _write(config: TokenizeConfig, state: Job, plan: _Plan, encoder: Encoder, ad
             writer.abandon()
 
 
+@named_flags(TokenizeConfig)
 def main(argv: list[str]) -> int:
     """Run `fourbit tokenize` with `argv`; return the exit code 0, or raise as `tokenize` and `verify` do."""
     config = tyro.cli(TokenizeConfig, args=argv, prog="fourbit tokenize", config=(tyro.conf.FlagCreatePairsOff,))
@@ -258,5 +260,5 @@ def main(argv: list[str]) -> int:
         for part in PARTS
     )
     print(f"{config.out} {done}: vocabulary {index.vocab}, {index.dtype}; {parts}")
-    print(f"train on it with --data {config.out} --model.vocab {index.vocab}")
+    print(f"train on it with --data {config.out}")
     return 0

@@ -28,28 +28,32 @@ import dataclasses
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tqdm import tqdm
-
 from .board import Board, require_tensorboard
 from .collectives import Traffic
-from .command_line import command_of, exact, parse
+from .command_line import Arguments, command_of, exact, parse
 from .config import THRESHOLDS, TrainConfig, check
 from .data import Corpus, load_corpus, require_sequences, require_vocabulary
+from .flags import named_flags
 from .folder_tokens import require_tokens
 from .guard import Guard, digest, reference_losses
+from .interrupts import Interrupts, interruptible, saved
+from .lengthen import lengthen
 from .log import EVALUATION, open_run, read_log, require_run_folder
 from .logbook import Logbook, require_wandb
 from .model import Transformer
+from .notice import notice_begin
 from .optimizer import make_optimizer
 from .parallel_run import ParallelRun, opened, parallel, place, speaks
 from .pinned import pinned
 from .presets import preset
 from .pretrained import digest as pretrained_digest
 from .pretrained import initialize
+from .progress import of_steps
 from .ranks import Ranks, end, leave, ranks_of
 from .recipe import Recipe
 from .run import Run
@@ -74,6 +78,12 @@ _NOT_IDENTITY = (
 _LATER = (
     *("optimizer", "moments", "muon_momentum", "schedule", "decay_share", "decay_shape"),
     *("tokenizer", "end_token", "text_field", "order", "parity"),
+)
+
+
+_WAY = (
+    "runs with schedule wsd can be lengthened; go on from the weights of this one by `fourbit export --to bf16` and "
+    "init_from in another out"
 )
 
 
@@ -107,6 +117,7 @@ class Result:
     sent: Traffic | None = None
 
 
+@named_flags(Arguments)
 def main(argv: list[str], operations: Callable[[str, str], ModuleType]) -> int:
     """Run `fourbit train` with `argv`; return the exit code 0, or raise as `train` does.
 
@@ -149,10 +160,15 @@ def train(
     Raises:
         ValueError: a bad argument, corpus or run folder; nothing was written.
         TrainingStopped: a NaN, an infinity, or too little memory for a step; the checkpoints before it are kept.
+        Interrupted: by Ctrl-C or SIGTERM; what was begun is saved, see `interrupts`.
         OSError: the disk refuses.
         SystemExit: on several ranks, instead of any of these: one of them has told it.
     """
-    with shared_fate(config.timeout) as watch:
+    with contextlib.ExitStack() as stack:
+        watch = stack.enter_context(shared_fate(config.timeout))
+        if watch is not None:  # the watch prints errors itself, and torchrun starts commands
+            stack.enter_context(named_flags(Arguments))
+        interrupts = stack.enter_context(interruptible(config.out, watch is None))
         check(config)
         identity = identity_of(config, ops, None) if config.monitor_reference is None else {}
         # all fields: what decides no bit may decide who waits for whom
@@ -160,7 +176,7 @@ def train(
         if watch is not None:
             watch.start()
         try:
-            return _train(config if ranks is None else parallel(config), ops, on_progress, command, ranks)
+            return _train(config if ranks is None else parallel(config), ops, on_progress, command, ranks, interrupts)
         finally:
             leave()
 
@@ -171,6 +187,7 @@ def _train(
     on_progress: Callable[[dict[str, Any]], None] | None,
     command: str | None,
     ranks: Ranks | None,
+    interrupts: Interrupts,
 ) -> Result:
     """See `train`."""
     recipe, layers = preset(config.preset), schedule(config)
@@ -189,7 +206,8 @@ def _train(
         identity = identity_of(config, ops, reference)
         if ranks is not None:
             place(model, config, layers, ranks)
-        with open_run(config.out, identity) if ranks is None else opened(config.out, identity, ranks) as log:
+        names = config.out, identity, partial(lengthen, config, way=_WAY)
+        with open_run(*names) if ranks is None else opened(*names, ranks) as log:
             guard = Guard(config, layers, reference)
             parts = config, identity, corpus, model, make_optimizer(model, config), log, layers, guard
             run = Run(*parts) if ranks is None else ParallelRun(*parts, ranks=ranks)
@@ -199,7 +217,8 @@ def _train(
                     f"activations {str(config.activations)!r} are recorded in the last step, which run "
                     f"{str(config.out)!r} has taken; use more steps, or another out"
                 )
-            _steps(run, start, on_progress)
+            if start < config.steps:
+                _steps(run, start, interrupts, on_progress)
         found = _result(config.out, start, *run.saved)
         return dataclasses.replace(found, sent=run.sent())
 
@@ -218,26 +237,30 @@ def require_resumable(config: TrainConfig, ops: ModuleType) -> None:
     require_run_folder(config.out, identity_of(config, ops, None))
 
 
-def _steps(run: Run, start: int, on_progress: Callable[[dict[str, Any]], None] | None) -> None:
-    """Take the steps after `start`, with a progress bar, for TensorBoard and for Weights & Biases."""
+def _steps(run: Run, start: int, interrupts: Interrupts, on_progress: Callable[[dict[str, Any]], None] | None) -> None:
+    """Take the steps after `start`, with progress, for TensorBoard and for Weights & Biases."""
     config = run.config
-    hidden = {"auto": None, "show": False, "hide": True}[config.progress if speaks() else "hide"]
+    if speaks():
+        notice_begin(config, start)
     with contextlib.ExitStack() as stack:
         watchers: list[Callable[[dict[str, Any]], None]] = [] if on_progress is None else [on_progress]
         if config.tensorboard is not None and speaks():
             watchers.insert(0, stack.enter_context(Board(config.tensorboard, start)).add)
-        if config.wandb is not None and start < config.steps and speaks():
+        if config.wandb is not None and speaks():
             watchers.insert(0, stack.enter_context(Logbook(config.wandb, config.out, run.identity)).add)
-        bar = stack.enter_context(
-            tqdm(total=config.steps, initial=start, desc=config.preset, unit="step", disable=hidden)
-        )
+        shown = config.progress if speaks() else "hide"
+        progress = stack.enter_context(of_steps(config.steps, start, config.preset, shown))
+        stack.enter_context(interrupts.steps())
         for step in range(start + 1, config.steps + 1):
             with step_in_memory(config.out, step):
                 record = run.advance(step)
-            bar.set_postfix(loss=f"{record['loss']:.3f}", refresh=False)
-            bar.update()
+            progress.advance(1, f"step {step} of {config.steps}, loss={record['loss']:.3f}")
             for add in watchers:
                 add(record)
+            if interrupts.asked and step < config.steps:
+                if step % config.checkpoint_every:
+                    run.save(step)
+                raise saved(step, config.steps, interrupts.asked)
 
 
 def _build(config: TrainConfig, recipe: Recipe, layers: Schedule, ops: ModuleType) -> Transformer:

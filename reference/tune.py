@@ -12,27 +12,31 @@ import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from . import checkpoint
 from .alphabet import alphabet_of
 from .clip import clip
 from .config import TrainConfig, check
 from .examples import Codec
+from .interrupts import Interrupts, saved
 from .learning_rate import learning_rate
+from .lengthen import lengthen
 from .load import TUNED, load_run
 from .log import Log, open_run, read_log, record_environment
 from .model import ModelConfig, Transformer
+from .notice import notice_begin
 from .optimizer import make_optimizer
 from .oscillation import Oscillation
 from .pinned import pinned
 from .presets import preset
+from .progress import of_steps
 from .router import rebalance
 from .schedule import schedule
 from .stopping import require_finite
@@ -63,7 +67,7 @@ class TuneConfig:
     lr: float = 1e-3
     """Peak learning rate."""
     warmup: int = 10
-    """Steps of linear warm-up."""
+    """Steps of linear warm-up; shortened to the steps that there are."""
     min_lr_ratio: float = 0.1
     """Final learning rate as a share of the peak, at the end of half a cosine."""
     weight_decay: float = 0.1
@@ -85,7 +89,7 @@ class TuneConfig:
     threads: int = 1
     """CPU threads; FP32 sums depend on them."""
     progress: Literal["auto", "show", "hide"] = "auto"
-    """Progress bar; auto shows it on a terminal."""
+    """Progress: auto is a bar on a terminal, else a line after a twentieth of the steps or 50."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """Dimensions of the model, without `init`."""
 
@@ -247,6 +251,7 @@ def tune(
     tuned: dict[str, Any],
     data: dict[str, Any],
     make: Callable[[Tuning], Stage],
+    interrupts: Interrupts,
     command: str | None = None,
     on_progress: Callable[[dict[str, Any]], None] | None = None,
     updates: int = 1,
@@ -258,6 +263,7 @@ def tune(
         tuned: what decides its bits besides `start.config`, a JSON object.
         data: "digest" and "description" of what it learns from.
         make: makes the stage.
+        interrupts: of this call.
         command: what runs it, for meta.json.
         on_progress: called after each step with its log record.
         updates: optimizer steps of a step.
@@ -270,12 +276,14 @@ def tune(
     tuned = {"rules": _RULES} | tuned | start.about | {"data": data["digest"]}
     identity = identity_of(config, model.ops, None) | {TUNED: tuned}
     data = data | {"vocab": start.codec.alphabet.size}
-    with pinned(config.threads), open_run(config.out, identity) as log:
+    way = f"go on from it in another folder: fourbit {tuned['stage']} --init {config.out} --out ANOTHER"
+    longer = partial(lengthen, config, way=way)
+    with pinned(config.threads), open_run(config.out, identity, longer) as log:
         oscillation = Oscillation(model, config.steps * updates)
         tuning = Tuning(start, identity, data, log, make_optimizer(model, config), oscillation)
         done = tuning.resume(command)
         if done < config.steps:
-            _steps(tuning, make(tuning), done, on_progress)
+            _steps(tuning, make(tuning), done, interrupts, on_progress)
     return Tuned(config.out, read_log(config.out / "log.jsonl"), done)
 
 
@@ -290,11 +298,16 @@ def _require_rules(folder: Path) -> None:
         )
 
 
-def _steps(tuning: Tuning, stage: Stage, done: int, on_progress: Callable[[dict[str, Any]], None] | None) -> None:
+def _steps(
+    tuning: Tuning,
+    stage: Stage,
+    done: int,
+    interrupts: Interrupts,
+    on_progress: Callable[[dict[str, Any]], None] | None,
+) -> None:
     config = tuning.start.config
-    hidden = {"auto": None, "show": False, "hide": True}[config.progress]
-    name = tuning.identity[TUNED]["stage"]
-    with tqdm(total=config.steps, initial=done, desc=name, unit="step", disable=hidden) as bar:
+    notice_begin(config, done)
+    with of_steps(config.steps, done, tuning.identity[TUNED]["stage"], config.progress) as progress, interrupts.steps():
         for step in range(done + 1, config.steps + 1):
             began, last = time.perf_counter(), step == config.steps
             record = {"step": step} | stage.advance(step)
@@ -302,8 +315,11 @@ def _steps(tuning: Tuning, stage: Stage, done: int, on_progress: Callable[[dict[
             if last or step % config.eval_every == 0:
                 record |= stage.evaluate(step)
             tuning.log.append(record)
-            if last or step % config.checkpoint_every == 0:
+            if (asked := interrupts.asked) or last or step % config.checkpoint_every == 0:
                 tuning.save(step)
-            bar.update()
+            name = "reward" if "reward" in record else "loss"
+            progress.advance(1, f"step {step} of {config.steps}, {name}={record[name]:.3f}")
             if on_progress is not None:
                 on_progress(record)
+            if asked and not last:
+                raise saved(step, config.steps, asked)

@@ -24,12 +24,12 @@ import numpy as np
 import pandas as pd
 
 import numerics as nm
+from reference.progress import Progress
 
 from . import accumulation_cases as cases
 from . import accumulation_draw, cache
 from .accumulation_published import about, published
 from .interval import Interval, interval, listed, over_seeds
-from .progress import Progress
 from .result import Plate, Result, Study, Table, key_table
 
 Frames = dict[str, pd.DataFrame]

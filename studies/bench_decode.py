@@ -24,10 +24,10 @@ from reference.checkpoint import write_atomic
 from reference.config import TrainConfig, can_be_file, check
 from reference.model import ModelConfig, Transformer
 from reference.presets import preset
+from reference.progress import Progress
 from reference.sample import Sampler, Sampling
 
 from .bench_training import BASELINE, LARGE
-from .progress import Progress
 
 LEAST_RATIO = {("cuda", "fourbit"): 0.9}  # tokens a second, of bf16's
 MOST_MEMORY = {"fourbit": 0.33}  # the last sixth of the layers is MXFP8

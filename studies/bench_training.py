@@ -33,8 +33,7 @@ from reference.expert import Draw
 from reference.model import ModelConfig, Transformer
 from reference.optimizer import adamw
 from reference.presets import preset
-
-from .progress import Progress
+from reference.progress import Progress
 
 BASELINE = "bf16"
 TARGETS = {("cpu", "fourbit"): 3.0, ("cuda", "fourbit"): 1.6, ("cuda", "nvfp4_nvidia"): 1.8}  # most times bf16's step

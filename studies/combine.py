@@ -17,6 +17,8 @@ from typing import Any
 
 import pandas as pd
 
+from reference.progress import Progress
+
 from . import combine_data as data
 from . import combine_draw
 from .cache import part
@@ -36,7 +38,6 @@ from .combine_table import (
     sizes_table,
 )
 from .interval import interval, listed
-from .progress import Progress
 from .result import Plate, Result, Study, Table, key_table
 
 

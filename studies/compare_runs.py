@@ -1,7 +1,8 @@
 """`fourbit compare RUN RUN ...`: held-out curves of several runs, their gaps to the first one, and a table.
 
-Runs are set side by side at equal steps, so they must have been evaluated at the same ones on the same corpus; what
-else they differ in is told. One run a recipe with one seed says how a recipe does here, not which one is better: for
+Runs of one stage, `train`, `sft` or `rl`, are set side by side at equal steps by that stage's numbers
+(`compare_stages`), so they must have been evaluated at the same ones on the same corpus, examples or environment; what
+else they differ in is printed. One run a recipe with one seed says how a recipe does here, not which one is better: for
 that, `fourbit order` pairs seeds and gives intervals.
 """
 
@@ -18,9 +19,10 @@ from matplotlib.figure import Figure
 
 from reference.checkpoint import read_json, write_atomic
 from reference.config import can_be_file
-from reference.log import EVALUATION, read_log
+from reference.log import read_log
 
 from . import plots
+from .compare_stages import Stage, differing, learned_from, stage_of
 
 _COLORS = (plots.BLACK, plots.ORANGE, plots.BLUE, plots.VERMILION, plots.GREEN, plots.PURPLE, plots.SKY, plots.GREY)
 _DASHES, _MARKERS = ("-", ":", "-", "--"), "oDs^vP*X"
@@ -41,9 +43,10 @@ class CompareConfig:
 
 @dataclass(frozen=True)
 class Curve:
-    """One run. points: a row per evaluation: step, tokens, heldout_ce in nats per token, heldout_bits_per_byte."""
+    """One run. points: a row per evaluation: step, the stage's axis, its columns' numbers, and of rl the reward."""
 
     name: str
+    stage: Stage
     config: dict[str, Any]
     corpus: str
     points: pd.DataFrame
@@ -57,20 +60,26 @@ def read_run(folder: Path) -> Curve:
     for name, kind, value in (("config", str, config["preset"]), ("meta", dict, corpus)):
         if not isinstance(value, kind):
             raise ValueError(f"run {str(folder)!r} has a damaged {name}.json: it holds {value!r}; restore it")
-    records = read_log(folder / "log.jsonl", "loss", "seconds", "tokens", evaluation=EVALUATION)
-    rows = [record for record in records if "heldout_ce" in record]
-    if not rows:
-        raise ValueError(f"run {str(folder)!r} has no held-out loss yet; let it train to its first evaluation")
-    points = pd.DataFrame(rows)[["step", "tokens", "heldout_ce", "heldout_bits_per_byte"]]
+    log = folder / "log.jsonl"
+    stage = stage_of(folder, config, read_log(log))
+    records = read_log(log, *stage.numbers, evaluation=tuple(stage.columns))
     seconds = statistics.median(record["seconds"] for record in records)
-    return Curve(config["preset"], config, str(corpus.get("digest")), points, seconds)
+    rows = []
+    for record in records:
+        if stage.main in record:
+            few = max(1, record["step"] // 20)
+            last = [found["reward"] for found in records[record["step"] - few : record["step"]] if stage.name == "rl"]
+            rows.append(record | ({"reward": statistics.fmean(last)} if last else {}))
+    names = dict.fromkeys(("step", stage.axis, *stage.columns, *(["reward"] if stage.name == "rl" else [])))
+    points = pd.DataFrame(rows)[list(names)]
+    return Curve(config["preset"], stage, differing(config), learned_from(stage, config, corpus), points, seconds)
 
 
 def read_json_of(path: Path, *entries: str) -> dict[str, Any]:
     """Raises ValueError, naming the folder, if there is no such file."""
     if not path.is_file():
         raise ValueError(
-            f"run {str(path.parent)!r} is no run folder: it has no {path.name}; name one of `fourbit train`"
+            f"run {str(path.parent)!r} is no run folder: it has no {path.name}; name one of `fourbit train`, sft or rl"
         )
     return read_json(path, *entries)
 
@@ -84,8 +93,11 @@ def gather(folders: tuple[Path, ...]) -> list[Curve]:
     if twice := [folder for folder, place in zip(folders, places, strict=True) if places.count(place) > 1]:
         raise ValueError(f"runs names {str(twice[-1])!r} more than once; name every run once")
     curves = [read_run(folder) for folder in folders]
+    if len(stages := dict.fromkeys(f"{curve.stage.name} ({curve.stage.title})" for curve in curves)) > 1:
+        raise ValueError(f"runs are not of one kind: {', '.join(stages)}; compare those of one")
     if len({curve.corpus for curve in curves}) > 1:
-        raise ValueError("runs were trained on different corpora; their losses cannot be compared")
+        what = {"train": "corpora", "sft": "examples", "rl": "environments"}[curves[0].stage.name]
+        raise ValueError(f"runs were trained on different {what}; their numbers cannot be compared")
     # by recipe, else by the folder's name, else by its path
     for names in ([place.name for place in places], list(map(str, folders))):
         if len({curve.name for curve in curves}) < len(curves):
@@ -102,28 +114,28 @@ def differences(curves: list[Curve]) -> list[str]:
 
 
 def tabulate(curves: list[Curve]) -> pd.DataFrame:
-    """One row per run, at the last step that all have evaluated. gap: held-out nats more than the first run's."""
+    """One row per run, at the last step that all have evaluated. gap: what the first of its columns is above the first
+    run's."""
     last = max(set.intersection(*(set(curve.points.step) for curve in curves)))
-    rows = []
+    rows: list[dict[str, Any]] = []
     for curve in curves:
-        point = curve.points.set_index("step").loc[last]
+        point, stage = curve.points.set_index("step").loc[last], curve.stage
+        numbers = {column: point[name] for name, column in stage.columns.items()}
+        if "reward" in curve.points:
+            numbers["reward"] = point.reward
+        axis = {} if stage.axis == "step" else {stage.axis: int(point[stage.axis])}
+        main = stage.columns[stage.main]
+        gap = numbers[main] - (rows[0][main] if rows else numbers[main])
         rows.append(
-            {
-                "run": curve.name,
-                "step": last,
-                "tokens": int(point.tokens),
-                "heldout_nats": point.heldout_ce,
-                "heldout_bits_per_byte": point.heldout_bits_per_byte,
-                "gap_nats": point.heldout_ce - (rows[0]["heldout_nats"] if rows else point.heldout_ce),
-                "step_seconds": curve.seconds,
-            }
+            {"run": curve.name, "step": last} | axis | numbers | {stage.gap: gap, "step_seconds": curve.seconds}
         )
     return pd.DataFrame(rows)
 
 
 def draw(curves: list[Curve]) -> Figure:
-    """Held-out loss against tokens, and the gap to the first run's at the same step."""
-    base = curves[0].points.set_index("step").heldout_ce
+    """The first of the stage's columns along its axis, and the gap to the first run's at the same step."""
+    stage = curves[0].stage
+    base = curves[0].points.set_index("step")[stage.main]
     with plots.style():
         figure, (left, right) = plots.panels(2)
         lines, names = [], [curve.name.replace("$", r"\$") for curve in curves]  # a dollar would begin a formula
@@ -131,12 +143,13 @@ def draw(curves: list[Curve]) -> Figure:
             color, dash, marker = _COLORS[i % len(_COLORS)], _DASHES[i % len(_DASHES)], _MARKERS[i % len(_MARKERS)]
             look = {"color": color, "ls": dash, "marker": marker, "mfc": "white", "ms": 3}
             points = curve.points[curve.points.step.isin(base.index)]
-            lines += left.plot(curve.points.tokens / 1e6, curve.points.heldout_ce, **look)
-            right.plot(points.tokens / 1e6, points.heldout_ce.to_numpy() - base[points.step].to_numpy(), **look)
-        for axes, title in ((left, "Held-out loss"), (right, f"Gap to {names[0]}")):
+            lines += left.plot(curve.points[stage.axis] / stage.scale, curve.points[stage.main], **look)
+            gap = points[stage.main].to_numpy() - base[points.step].to_numpy()
+            right.plot(points[stage.axis] / stage.scale, gap, **look)
+        for axes, title in ((left, stage.title), (right, f"Gap to {names[0]}")):
             axes.set_title(title)
-            axes.set_xlabel("million tokens")
-            axes.set_ylabel("nats per token")
+            axes.set_xlabel(stage.axis_label)
+            axes.set_ylabel(stage.unit)
             axes.set_xlim(left=0)
         figure.legend(lines, names, loc="outside lower center", ncols=4)
     return figure

@@ -25,12 +25,12 @@ import tyro
 
 from reference.checkpoint import write_atomic
 from reference.model import ModelConfig
+from reference.progress import Progress
 from reference.train import Result, TrainConfig
 
 from . import demo_page, plots, requantization
 from .interval import interval
 from .parallel import train_all
-from .progress import Progress
 from .study import run_study
 
 STEPS = 500  # of each run: about three minutes in all on two cores

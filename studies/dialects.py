@@ -30,6 +30,7 @@ from .result import Result, Study, Table, key_table
 
 TINY = 0.001  # dB
 COLORS = "viridis_r"
+LINE = 0.095  # inches that a dialect takes in the figure
 
 
 @dataclass(frozen=True)
@@ -187,9 +188,12 @@ def draw(rows: pd.DataFrame) -> Figure:
     shares = [share for case in cases.values() for share in case.shares.to_numpy().flat if share > 0]
     norm = LogNorm(10.0 ** math.floor(math.log10(min(shares, default=0.1))), 1)
     kinds = list(dict.fromkeys(rows.kind))
+    lines = rows.groupby("format").dialect.nunique()
+    heights = [0.6 + LINE * count for count in (lines["NVFP4"], max(lines["MXFP4"], lines["MXFP8"]))]
+    heights = [0.35, *[heights[0]] * len(kinds), heights[1] * len(kinds)]
     with plots.style():
-        figure = Figure(figsize=(plots.PAGE, 9.3))
-        top, *large, small = figure.subfigures(2 + len(kinds), 1, height_ratios=(0.35, *[3.25] * len(kinds), 2.55))
+        figure = Figure(figsize=(plots.PAGE, sum(heights)))
+        top, *large, small = figure.subfigures(2 + len(kinds), 1, height_ratios=heights)
         _draw_legends(top, norm)
         for part, kind in zip(large, kinds, strict=True):
             _draw_case(part, cases, "NVFP4", kind, norm)
@@ -217,10 +221,12 @@ def _draw_legends(part: SubFigure, norm: LogNorm) -> None:
 def _draw_case(part: SubFigure, cases: Cases, fmt: str, kind: str, norm: LogNorm) -> None:
     """One format and kind of data: a matrix and two panels of points, a line for each dialect in all three."""
     dialects = order(cases, fmt, kind)
-    many = len(dialects) > 10
-    ratios = (2.4, 1, 1.3) if many else (1, 1, 1)
+    wide = fmt == "NVFP4"  # the others stand side by side
+    ratios = (2.4, 1, 1.3) if wide else (1.8, 1, 1)
     matrix, *panels = part.subplots(1, 3, sharey=True, gridspec_kw={"width_ratios": ratios})
-    _draw_matrix(matrix, [cases[fmt, kind, dtype].shares.loc[dialects, dialects] for dtype in DTYPES], norm)
+    _draw_matrix(
+        matrix, [cases[fmt, kind, dtype].shares.loc[dialects, dialects] for dtype in DTYPES], norm, 2 if wide else 4
+    )
     matrix.set_title(f"{fmt}, {kind}")
     for dtype, look in LOOKS.items():
         case = cases[fmt, kind, dtype]
@@ -231,9 +237,9 @@ def _draw_case(part: SubFigure, cases: Cases, fmt: str, kind: str, norm: LogNorm
             axes.tick_params(axis="y", length=0)
             axes.tick_params(axis="x", labelsize=6.5, length=2, pad=2)
     panels[0].set_xlabel("SQNR, dB", fontsize=7)
-    panels[1].set_xlabel(f"gain on {REFERENCES[fmt]}, dB" if many else "gain, dB", fontsize=7)
+    panels[1].set_xlabel(f"gain on {REFERENCES[fmt]}, dB" if wide else "gain, dB", fontsize=7)
     panels[1].axvline(0, color=plots.BLACK, lw=0.6)
-    if many:
+    if wide:
         _spread_around_zero(panels[1])
     else:
         for axes in panels:
@@ -241,8 +247,9 @@ def _draw_case(part: SubFigure, cases: Cases, fmt: str, kind: str, norm: LogNorm
             axes.margins(x=0.12)
 
 
-def _draw_matrix(axes: Axes, shares: list[pd.DataFrame], norm: LogNorm) -> None:
-    """Shares of the first dtype below the diagonal and of the second above, no colour where they are zero."""
+def _draw_matrix(axes: Axes, shares: list[pd.DataFrame], norm: LogNorm, step: int) -> None:
+    """Shares of the first dtype below the diagonal and of the second above, no colour where they are zero. `step`: of
+    the numbers below it, as two digits need the place of several columns."""
     below, above = (each.to_numpy() for each in shares)
     names, count = shares[0].index, len(below)
     both = np.ma.masked_equal(np.tril(below) + np.triu(above), 0)
@@ -251,7 +258,6 @@ def _draw_matrix(axes: Axes, shares: list[pd.DataFrame], norm: LogNorm) -> None:
     axes.plot([0, count], [0, count], color=plots.GREY, lw=0.5)
     axes.grid(False)
     axes.spines[:].set_visible(True)
-    step = 1 if count <= 10 else 2  # two-digit numbers need the place of two columns
     axes.set_xticks(np.arange(0, count, step) + 0.5, [str(i + 1) for i in range(0, count, step)], fontsize=5.5)
     axes.set_yticks(np.arange(count) + 0.5, [f"{name}  {i + 1}" for i, name in enumerate(names)], fontsize=6)
     axes.tick_params(length=0, pad=1.5)

@@ -24,9 +24,9 @@ import pandas as pd
 import torch
 
 import numerics as nm
+from reference.progress import Progress
 
 from .interval import Interval, interval
-from .progress import Progress
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 # what each format's dialects are compared with: the published quotients, rounded once, and the specification's rule

@@ -13,12 +13,13 @@ from dataclasses import asdict
 
 import pandas as pd
 
+from reference.progress import Progress
+
 from . import cache, format_error_crest, format_error_draw, published, real_data
 from .format_error_cases import ASKED, KINDS, NEAREST, REAL, REST, VARIANTS, measure, measure_real
 from .format_error_published import claims, over
 from .format_error_tables import crossings, crossover_caption, forms, real_table, table_of
 from .interval import Interval, interval, listed, stated
-from .progress import Progress
 from .result import Plate, Result, Study, Table, key_table
 
 FOUR = ("NVFP4", "4/6", "16x16", "NVINT4", "IF4", "MXFP4", "MXINT4")

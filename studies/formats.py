@@ -24,12 +24,12 @@ import pandas as pd
 import torch
 
 import numerics as nm
+from reference.progress import Progress
 
 from . import cache, formats_draw, published
 from .formats_draw import ELEMENTS
 from .formats_grids import BLOCKS, OUTERS, grid, magnitudes, of_blocks, of_elements, reach
 from .interval import Interval, interval, listed, stated
-from .progress import Progress
 from .published import compared
 from .result import Plate, Result, Study, Table, key_table
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import pandas as pd
 
+from reference.progress import Progress
+
 from . import cache, real_data
 from . import four_over_six_data as data
 from . import four_over_six_exact as exact
@@ -21,7 +23,6 @@ from . import four_over_six_plots as drawn
 from .four_over_six_data import CREST_EDGES, PRODUCTS, RULES, SIX, SOURCES, SQUARES
 from .four_over_six_tables import PAPER, SELECTIONS, Found, by_crest, precision_table, published, rules_table, summarize
 from .interval import interval, listed
-from .progress import Progress
 from .result import Plate, Result, Study, Table, key_table
 
 PAIRS = (("gaussian", "gaussian"), ("channels", "laplace"))

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from reference.progress import Progress
+
 from . import hadamard_data as data
 from . import hadamard_draw
 from .cache import part
@@ -32,7 +34,6 @@ from .hadamard_table import (
     winners_table,
 )
 from .interval import Interval, interval, listed
-from .progress import Progress
 from .result import Plate, Result, Study, Table, key_table
 
 MEASURED = 32  # the transform of the combine, whose gains the finding states

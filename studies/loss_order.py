@@ -34,6 +34,7 @@ from reference.checkpoint import make_folder, write_atomic, write_json
 from reference.log import environment
 from reference.model import ModelConfig, Transformer
 from reference.presets import preset
+from reference.progress import Progress
 from reference.train import TrainConfig, check, corpus_of, require_resumable
 
 from . import loss_order_table as tables
@@ -41,7 +42,6 @@ from . import plots
 from .campaign import advance_all, reached
 from .loss_order_claims import BASELINE, CLAIMS, RECIPES
 from .loss_order_records import chosen, collect, run_folder, stored
-from .progress import Progress
 
 # widths that every recipe's blocks divide, the 128 of two of them included
 _MODEL = ModelConfig(dim=256, expert_dim=128, shared_dim=128, sequence=256)

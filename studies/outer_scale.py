@@ -18,10 +18,11 @@ from typing import Any
 
 import pandas as pd
 
+from reference.progress import Progress
+
 from . import cache, outer_scale_figures
 from . import outer_scale_cases as cases
 from .interval import listed, over_seeds, shown
-from .progress import Progress
 from .published import RECOMPUTED, Claim, Range, claimed
 from .result import Result, Study, Table, key_table
 

@@ -31,6 +31,7 @@ from reference.examples import Codec, load_examples
 from reference.log import read_log
 from reference.model import ModelConfig
 from reference.presets import preset as preset_of
+from reference.progress import Progress
 from reference.rl import RlConfig, prompt_tokens, rl
 from reference.sft import SftConfig, sft
 from reference.train import TrainConfig, train
@@ -38,7 +39,6 @@ from reference.train import TrainConfig, train
 from . import pipeline_page, plots
 from .interval import Interval, interval
 from .parallel import Tell, run_all
-from .progress import Progress
 
 PROGRAM = "fourbit pipeline"
 BASELINE = "bf16"

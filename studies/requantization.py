@@ -28,10 +28,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import numerics as nm
+from reference.progress import Progress
 
 from . import plots
 from .interval import Interval, interval, listed, share_interval
-from .progress import Progress
 from .result import Result, Study, Table, key_table
 
 DRAWS = (1, 2, 4, 8, 16, 32, 64)

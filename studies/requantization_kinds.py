@@ -18,10 +18,11 @@ from typing import Any
 
 import pandas as pd
 
+from reference.progress import Progress
+
 from . import cache, requantization_figures
 from . import requantization_cases as cases
 from .interval import Interval, listed, over_seeds, shown
-from .progress import Progress
 from .requantization_published import published
 from .result import Result, Study, Table, key_table
 

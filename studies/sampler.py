@@ -16,10 +16,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from reference.progress import Progress
+
 from . import cache, plots
 from . import sampler_cases as cases
 from .interval import listed, over_seeds, shown
-from .progress import Progress
 from .result import Result, Study, key_table
 
 

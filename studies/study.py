@@ -39,6 +39,7 @@ import tyro
 
 from reference.checkpoint import write_atomic, write_json
 from reference.log import environment
+from reference.progress import Progress
 
 from . import (
     accumulation,
@@ -60,7 +61,6 @@ from . import (
     throughput,
     transpose_mismatch,
 )
-from .progress import Progress
 from .result import Result, Study, markdown
 
 STUDIES: dict[str, Study] = {

@@ -25,12 +25,12 @@ from scipy import stats
 
 from hw import bench_numerics as bench
 from hw.device import describe
+from reference.progress import Progress
 
 from . import cache
 from . import throughput_draw as figures
 from . import throughput_traffic as traffic
 from .interval import LEVEL, listed
-from .progress import Progress
 from .result import KEY_ROWS, Plate, Result, Study, Table, key_table
 from .throughput_traffic import COPY, HALF, NEAR, TRAFFIC
 

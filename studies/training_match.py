@@ -49,8 +49,7 @@ from reference.expert import Draw
 from reference.model import ModelConfig, Transformer
 from reference.optimizer import adamw
 from reference.presets import preset
-
-from .progress import Progress
+from reference.progress import Progress
 
 
 @dataclass(frozen=True)

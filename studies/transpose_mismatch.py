@@ -18,11 +18,12 @@ from typing import Any
 
 import pandas as pd
 
+from reference.progress import Progress
+
 from . import cache
 from . import transpose_mismatch_block as small
 from . import transpose_mismatch_plots as drawn
 from .interval import Interval, interval, listed
-from .progress import Progress
 from .published import RECOMPUTED, compared, table
 from .result import Plate, Result, Study, Table, key_table
 from .transpose_mismatch_data import CASES, CHANNELS, SCATTERED, SIZES, measure_seed

@@ -332,3 +332,15 @@ def padded(t: torch.Tensor, fill: int = 0) -> torch.Tensor:
 def judged(folder: Folder, path: Path, against: bool = False, shards: int = 2) -> FolderReport:
     quantized = folder.write(path / "quantized", shards)
     return check_folder(quantized, folder.against(path / "original") if against else None)
+
+
+def require_named(maker: str, edit: Edit, said: str, whose: str, path: Path) -> None:
+    """That a fault put into a folder is named without the original, as its tensor's, and with at most one other."""
+    folder = made(maker)
+    edit(folder)
+    report = judged(folder, path)
+    assert not report
+    found = [f for f in report.findings if said in f.text]
+    assert found, report
+    assert not whose or any(whose in f.tensors for f in found), report
+    assert len(report.faults) <= 2, report

@@ -208,7 +208,7 @@ def test_the_command_line_refuses_it_here(capsys: pytest.CaptureFixture[str]) ->
     assert fourbit.main(["train", "--ops", "blackwell-library", "--steps", "1", "--out", "/nonexistent/x"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(
-        "fourbit: error: ops='blackwell-library' on device='cpu': torch's block-scaled products need"
+        "fourbit: error: --ops='blackwell-library' on --device='cpu': torch's block-scaled products need"
     )
     assert said.endswith("and cpu is no CUDA device; use such a GPU; or use --ops emulated\n")
     assert validate.main(["--ops", "blackwell-library", "--device", "cpu"]) == 2

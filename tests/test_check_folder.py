@@ -113,7 +113,7 @@ def test_the_command_prints_writes_and_returns(tmp_path: Path, capsys: pytest.Ca
     assert fourbit.main(["check", str(path), "--out", str(tmp_path / "report.json")]) == 1
     told = capsys.readouterr().out
     assert "and 14 more of the same kind: the scale of activations is 0" in told
-    assert "1 kinds of faults, in 16 tensors" in told
+    assert "1 kind of faults, 16 tensors" in told
     written = json.loads((tmp_path / "report.json").read_text())
     assert not written["passed"] and [len(f["tensors"]) for f in written["findings"]] == [1] * 16
 
@@ -121,11 +121,12 @@ def test_the_command_prints_writes_and_returns(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        ([], "holds no .safetensors file; name one of its folders: original, q"),
+        ([], "holds no .safetensors file; name one of its folders: original, other, q"),
         (["q", "--format", "nvfp4"], "is a checkpoint; leave it out"),
         (["original"], "holds nothing quantized"),
         (["q/model.safetensors", "--against", "original"], "is no checkpoint's folder; leave it out"),
         (["q", "--against", "nowhere"], "holds no .safetensors file"),
+        (["q", "--against", "other"], "it has the original of none of the matrices, such as model.layers"),
     ],
 )
 def test_what_cannot_be_judged_is_one_sentence(
@@ -134,6 +135,8 @@ def test_what_cannot_be_judged_is_one_sentence(
     folder = made("mxfp4")
     folder.write(tmp_path / "q")
     folder.against(tmp_path / "original")
+    (tmp_path / "other").mkdir()
+    write_shards({"weight": torch.ones(2, 2)}, tmp_path / "other", 1)
     full = [a if a.startswith("--") or a == "nvfp4" else str(tmp_path / a) for a in arguments or ["."]]
     assert fourbit.main(["check", *full]) == 2
     assert said in capsys.readouterr().err

@@ -4,6 +4,7 @@ Contract: each is named beside the original, with the tensor that has it; withou
 says what cannot be known. Oracle: as `test_check_folder_faults`.
 """
 
+import random
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from folder_cases import (
     DOWN,
     GATE,
     L0,
+    MAKERS,
     UP,
     Edit,
     Folder,
@@ -240,3 +242,43 @@ def test_columns_that_follow_their_rows_show_the_order_of_nibbles(tmp_path: Path
             assert bool(report) != (trained and wrong), report
             assert f"the order of nibbles is shown by {int(trained)} of 2" in str(report)
             assert not wrong or not trained or "the nibbles are swapped" in report.faults[0]
+
+
+def destroyed(folder: Folder, seed: int) -> str:
+    """Destroy some bytes of one quantized tensor; what was done, or nothing if the bytes are as before."""
+    choose, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    name = choose.choice([n for n, t in folder.tensors.items() if "_proj" in n and t.numel() > 1 and "bias" not in n])
+    t = folder.tensors[name]
+    rows = t.contiguous().clone().view(torch.uint8).reshape(-1, t.shape[-1])
+    before, first = rows.clone(), choose.randrange(len(rows))
+    some = slice(first, first + choose.choice([1, 2, len(rows) // 4 or 1, len(rows)]))
+    kind = choose.choice(["zero", "random", "constant", "flip", "reverse", "copy", "roll", "shift"])
+    if kind == "random":
+        rows[some] = torch.randint(0, 256, rows[some].shape, generator=generator, dtype=torch.uint8)
+    elif kind in ("zero", "constant"):
+        rows[some] = 0 if kind == "zero" else choose.choice([0x38, 0x7E, 0x01, 0x55])
+    elif kind == "flip":
+        rows[some] ^= choose.choice([0x88, 0x80, 0x11, 0x08, 0x40])
+    elif kind == "reverse":
+        rows[some] = rows[some].flip(1)
+    elif kind == "copy":
+        rows[some] = before[(first + len(rows) // 2) % len(rows)]
+    else:
+        rows = rows.roll(choose.choice([1, 2, 7]), 0 if kind == "roll" else 1)
+    if torch.equal(rows, before):
+        return ""
+    folder.tensors[name] = rows.view(t.dtype).view(t.shape)
+    return f"{kind} of {name} from row {first}, seed {seed}"
+
+
+@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 412), marks=pytest.mark.exhaustive)], ids=len)
+def test_no_destruction_passes_beside_the_original(seeds: range, tmp_path: Path) -> None:
+    originals = {name: made(name).against(tmp_path / f"original {name}") for name in MAKERS}
+    tried = 0
+    for seed in seeds:
+        maker = MAKERS[seed % len(MAKERS)]
+        folder = made(maker)
+        what = destroyed(folder, seed)
+        tried += bool(what)
+        assert not what or not check_folder(folder.write(tmp_path / "quantized"), originals[maker]), what
+    assert tried > 0.8 * len(seeds)

@@ -1,4 +1,4 @@
-"""Faults of a checkpoint that its own bytes and config show: each is named, and the tensors that have it.
+"""Faults of a checkpoint that its own bytes show: each is named, and the tensors that have it.
 
 Contract: a fault put by hand into a folder of `folder_cases` is a finding that says it, of that tensor, and at most
 one other finding comes with it. Oracle: the folder without the fault, which `test_check_folder` sees pass.
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from folder_cases import DOWN, L0, UP, Edit, change, config, drop, judged, made, one, padded, weights_config
+from folder_cases import DOWN, L0, UP, Edit, change, drop, one, padded, require_named
 
 import numerics as nm
 
@@ -248,95 +248,9 @@ FAULTS: dict[str, tuple[str, Edit, str, str]] = {
         f"{UP}.weight_scale",
     ),
     "zeros": ("modelopt", change("up_proj.weight", torch.zeros_like), "every decoded value is 0", UP),
-    "method": (
-        "modelopt",
-        config(lambda c: c.update(quant_method="modelotp")),
-        "quant_method 'modelotp' is unknown",
-        "",
-    ),
-    "algorithm": ("modelopt", config(lambda c: c.update(quant_algo="NVFP5")), "quant_algo 'NVFP5' is unknown", ""),
-    "group size": ("modelopt", config(lambda c: c.update(group_size=32)), "the config says groups of 32", UP),
-    "group size, compressed": ("compressed", weights_config(group_size=32), "the config says groups of 32", UP),
-    "format": ("compressed", weights_config(num_bits=8), "the config says FP8, and the tensors are NVFP4", UP),
-    "format of the other": (
-        "mxfp4",
-        weights_config(group_size=16, strategy="tensor_group"),
-        "the config says NVFP4, and the tensors are MXFP4",
-        UP,
-    ),
-    "format's name": (
-        "compressed",
-        config(lambda c: c.update(format="mxfp4-pack-quantized")),
-        "has format 'mxfp4-pack-quantized', and its weights are those of NVFP4",
-        "",
-    ),
-    "FP8 instead of NVFP4": (
-        "modelopt",
-        lambda f: f.tensors.update({f"{UP}.weight": torch.ones(64, 128).to(torch.float8_e4m3fn)}),
-        "scales are F8_E4M3, where FP8 stores",
-        f"{UP}.weight_scale",
-    ),
-    "tiles": (
-        "deepseek",
-        config(lambda c: c.update(weight_block_size=[64, 64])),
-        "the config says tiles of [64, 64]",
-        DOWN,
-    ),
-    "ignored": ("compressed", config(lambda c: c["ignore"].append(UP)), "leaves it out", UP),
-    "ignored, pattern": (
-        "modelopt",
-        config(lambda c: c["ignore"].append("model.layers.0*")),
-        "'model.layers.0*' of the config leaves it out",
-        UP,
-    ),
-    "not ignored": (
-        "compressed",
-        config(lambda c: c.update(ignore=["re:.*mlp.gate$"])),
-        "it is BF16, and the config says NVFP4",
-        "lm_head",
-    ),
-    "two configs": (
-        "modelopt",
-        lambda f: f.quant["quantization"].update(quant_algo="W4A16_NVFP4"),
-        "disagree about quant_algo",
-        "",
-    ),
-    "hidden size": (
-        "modelopt",
-        lambda f: f.config.update(hidden_size=96),
-        "hidden_size is 96: those beyond it do not decode to zero",
-        UP,
-    ),
-    "another hidden size": (
-        "mxfp4",
-        lambda f: f.config.update(hidden_size=160),
-        "its width is not hidden_size, 160",
-        DOWN,
-    ),
-    "layers": (
-        "modelopt",
-        lambda f: f.config.update(num_hidden_layers=3),
-        "1 of 3 layers of the config have no tensor",
-        "layers.2",
-    ),
-    "experts": (
-        "modelopt",
-        lambda f: f.config.update(num_experts=6),
-        "it is missing, of 6 experts",
-        f"{L0}.mlp.experts.5.up_proj",
-    ),
-    "head": ("modelopt", drop("lm_head.weight"), "config.json does not tie it", "lm_head.weight"),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_named_without_the_original(name: str, tmp_path: Path) -> None:
-    maker, edit, said, whose = FAULTS[name]
-    folder = made(maker)
-    edit(folder)
-    report = judged(folder, tmp_path)
-    assert not report
-    found = [f for f in report.findings if said in f.text]
-    assert found, report
-    assert not whose or any(whose in f.tensors for f in found), report
-    assert len(report.faults) <= 2, report
+    require_named(*FAULTS[name], tmp_path)

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from hw.check_folder import check_folder
 
-PRESETS = ["NVFP4", "NVFP4A16", "MXFP4", "MXFP4A16", "MXFP8", "MXFP8A16", "FP8", "FP8_DYNAMIC", "FP8_BLOCK"]
+FEW = ["NVFP4", "MXFP8", "FP8_BLOCK"]
+MORE = ["NVFP4A16", "MXFP4", "MXFP4A16", "MXFP8A16", "FP8", "FP8_DYNAMIC"]
+PRESETS = [*FEW, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in MORE)]
 
 
 def extremes(x: Tensor, args: Any) -> tuple[Tensor, Tensor]:

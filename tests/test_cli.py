@@ -209,7 +209,7 @@ def test_an_interrupt_is_one_sentence(stand_in: Callable, capsys: pytest.Capture
     assert fourbit.main(["demo"]) == 130
     assert capsys.readouterr() == (
         "",
-        "fourbit: interrupted; the same command continues a run from its last checkpoint\n",
+        "fourbit: interrupted; the same command continues a run from its last checkpoint, if there is one\n",
     )
 
 

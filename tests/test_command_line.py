@@ -57,10 +57,29 @@ def test_a_field_that_is_given_stands_also_at_its_default() -> None:
     assert parse(["--dial=12", "--out=x", "--model.dim=96"]).model.dim == 96 != ModelConfig.dial(12).dim
 
 
+def test_the_vocabulary_is_that_of_the_tokens(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of shards or of a tokenizer; one that is given stands if it holds them all."""
+    pytest.importorskip("tokenizers")
+    (tmp_path / "words").write_text("the cat sat on a mat; " * 400)
+    words = ["tokenize", "--data", str(tmp_path / "words"), "--out", str(tmp_path / "shards"), "--vocab=270"]
+    assert fourbit.main([*words, "--progress=hide"]) == 0
+    shards, tokenizer = ["--data", str(tmp_path / "shards")], ["--tokenizer", str(tmp_path / "shards/tokenizer.json")]
+    assert parse(["--out=x", *shards]).model == ModelConfig(vocab=270)
+    assert parse(["--out=x", *shards, "--dial=12"]).model == ModelConfig.dial(12, vocab=270)
+    assert parse(["--out=x", "--data", str(text), *tokenizer]).model.vocab == 270
+    assert parse(["--out=x", *shards, "--model.vocab=512"]).model.vocab == 512
+    assert parse(["--out=x", "--data", str(text)]).model.vocab == 256
+    run = ["train", *brief(tmp_path / "run", text, *SMALL), *shards, "--progress=hide"]
+    assert fourbit.main([*run, "--model.vocab=256"]) == 2
+    assert "error: --model.vocab 256 is smaller than the 270 tokens of" in capsys.readouterr().err
+    assert fourbit.main(run) == 0
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["vocab"] == 270
+
+
 @pytest.mark.parametrize("depth", ["0", "7", "60", "-6"])
 def test_a_bad_dial_is_one_sentence(depth: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert fourbit.main(["train", "--out=x", f"--dial={depth}"]) == 2
-    assert capsys.readouterr().err == f"fourbit: error: dial={depth}: use a multiple of 6 from 6 to 54\n"
+    assert capsys.readouterr().err == f"fourbit: error: --dial={depth}: use a multiple of 6 from 6 to 54\n"
 
 
 def test_a_run_by_dial_is_the_run_by_sizes(tmp_path: Path, text: Path) -> None:

@@ -12,7 +12,11 @@ import pandas as pd
 import pytest
 
 import fourbit
-from studies.compare_runs import differences, draw, gather, tabulate
+from numerics import ops
+from reference.model import ModelConfig
+from reference.rl import RlConfig, rl
+from reference.sft import SftConfig, sft
+from studies.compare_runs import differences, draw, gather, read_run, tabulate
 from studies.plots import render
 
 ROOT = Path(fourbit.__file__).parent
@@ -88,6 +92,76 @@ def test_runs_are_named_apart_whatever_they_are_called(tmp_path: Path, monkeypat
     assert [curve.name for curve in gather((Path("."), _run(tmp_path / "c", "bf16", {6: 3.0})))] == [a.name, "c"]
     with pytest.raises(ValueError, match=r"^runs names '\.' more than once; name every run once$"):
         gather((a, b, Path(".")))
+
+
+def _tuned(folder: Path, stage: str, evaluations: dict[int, dict[str, float]], **tuned: object) -> Path:
+    """A run of forty steps after pretraining."""
+    folder.mkdir()
+    about = {"stage": stage, "rules": 2, "data": "d", "init": {"step": 3, "weights": "w"}} | tuned
+    config = {"preset": folder.name, "steps": 40, "seed": 0, "tuned": about}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "meta.json").write_text(json.dumps({"corpus": {"digest": about["data"], "description": "x"}}))
+    numbers = {"sft": lambda n: {"loss": 2.0, "learned": 7}, "rl": lambda n: {"reward": n / 40, "loss": -0.1}}[stage]
+    lines = [{"step": n, "seconds": n / 8} | numbers(n) | evaluations.get(n, {}) for n in range(1, 41)]
+    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_runs_of_fine_tuning_have_numbers_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = _tuned(tmp_path / "bf16", "sft", {n: {"heldout_ce": 80 / n, "heldout_exact": n / 50} for n in (20, 40)})
+    b = _tuned(tmp_path / "fourbit", "sft", {20: {"heldout_ce": 4.5, "heldout_exact": 0.25}}, init=None)
+    table = tabulate(gather((a, b)))
+    assert table.columns.tolist() == ["run", "step", "heldout_nats", "heldout_exact", "gap_nats", "step_seconds"]
+    assert table.step.tolist() == [20, 20] and table.heldout_nats.tolist() == [4.0, 4.5]
+    assert table.heldout_exact.tolist() == [0.4, 0.25] and table.gap_nats.tolist() == [0.0, 0.5]
+    out, csv = tmp_path / "f.svg", tmp_path / "t.csv"
+    assert fourbit.main(["compare", str(a), str(b), "--out", str(out), "--table", str(csv)]) == 0
+    assert "the runs also differ in init" in capsys.readouterr().out
+    written = pd.read_csv(csv)
+    assert written.columns.tolist() == ["run", "step", "heldout_ce", "heldout_exact"] and len(written) == 3
+    svg = out.read_text()
+    assert "<!-- Held-out loss of completions -->" in svg and "<!-- steps -->" in svg
+
+
+def test_runs_of_reinforcement_learning_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Problems follow the seed, so the environment is what they have in common."""
+    own = {"environment": "arithmetic"}
+    a = _tuned(tmp_path / "a", "rl", {n: {"heldout_reward": n / 80, "kl": 0.1} for n in (20, 40)}, **own)
+    b = _tuned(
+        tmp_path / "b", "rl", {n: {"heldout_reward": 0.75, "kl": 0.1} for n in (30, 40)}, data="e", group=8, **own
+    )
+    table = tabulate(gather((a, b)))
+    assert table.columns.tolist() == ["run", "step", "heldout_reward", "reward", "gap_reward", "step_seconds"]
+    assert table.heldout_reward.tolist() == [0.5, 0.75] and table.gap_reward.tolist() == [0.0, 0.25]
+    assert table.reward.tolist() == [79 / 80, 79 / 80]  # of the last two of forty steps
+    c = _tuned(tmp_path / "c", "rl", {40: {"greedy_reward": 0.5}}, **own)
+    d = _tuned(tmp_path / "d", "rl", {40: {"heldout_reward": 0.5}}, environment="countdown")
+    e = _tuned(tmp_path / "e", "sft", {40: {"heldout_ce": 1.0, "heldout_exact": 0.0}})
+    f = _tuned(tmp_path / "f", "rl", {}, **own)
+    assert tabulate(gather((c,))).greedy_reward.tolist() == [0.5]
+    for other, says in (
+        (c, "runs are not of one kind: rl (Held-out reward, greedy), rl (Reward, greedy; nothing is held out)"),
+        (d, "runs were trained on different environments; their numbers cannot be compared"),
+        (e, "runs are not of one kind: rl (Held-out reward, greedy), sft (Held-out loss of completions)"),
+        (f, "has no held-out reward yet; let it train to its first evaluation"),
+        (_run(tmp_path / "g", "bf16", {6: 3.0}), "runs are not of one kind: rl (Held-out reward, greedy), train"),
+    ):
+        assert fourbit.main(["compare", str(a), str(other)]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_the_logs_of_the_stages_are_those(tmp_path: Path, one_thread: None) -> None:
+    small = ModelConfig(dim=32, heads=2, dense_layers=5, experts=4, expert_dim=32, shared_dim=32, sequence=48)
+    run = {"steps": 2, "warmup": 0, "eval_every": 1, "progress": "hide"}
+    first = sft(SftConfig(tmp_path / "sft", preset="bf16", examples=40, model=small, **run), ops)
+    own = {"prompts": 2, "group": 2, "tokens": 2, "eval_problems": 2}
+    second = rl(RlConfig(tmp_path / "rl", first.folder, **own, **run), ops)
+    for done in (first, second):
+        curve = read_run(done.folder)
+        assert curve.points.step.tolist() == [1, 2] and curve.stage.name == done.folder.name
+        main = [record[curve.stage.main] for record in done.records]
+        assert curve.points[curve.stage.main].tolist() == main
+        assert isinstance(tabulate(gather((done.folder,))), pd.DataFrame)
 
 
 @pytest.mark.parametrize(

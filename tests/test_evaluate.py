@@ -20,6 +20,7 @@ from scipy.stats import binomtest
 
 import fourbit
 from numerics import ops
+from reference import progress
 from reference.evaluate import EvalConfig, evaluate, score_item, score_task, table, wilson
 from reference.expert import Draw
 from reference.generate import Recomputing, Sampling, continuation
@@ -205,6 +206,18 @@ def test_held_out_loss_is_the_runs_own_and_all_repeats(
     assert texts[0] == table(found) + "\n"
 
 
+def test_progress_is_shown(
+    run: TrainConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "_SECONDS", 0.0)
+    words = ["eval", str(run.out), "--sequences", str(run.grain), "--items=2"]
+    assert fourbit.main(words) == 0
+    told = [line.split(", ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert len(told) > 3 and told[-1] == "eval: 100 %" and told == sorted(told)
+    assert fourbit.main([*words, "--progress=hide"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_other_text_and_fewer_sequences(run: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "other").write_bytes(bytes(range(1, 256)) * 30)
     assert fourbit.main(["eval", str(run.out), "--data", str(tmp_path / "other"), "--sequences=2", "--items=0"]) == 0
@@ -216,8 +229,8 @@ def test_other_text_and_fewer_sequences(run: TrainConfig, tmp_path: Path, capsys
 
 REFUSED = {
     "--sequences=3": "sequences 3 cannot be used; use a multiple of the run's grain 2",
-    "--sequences=-2": "sequences -2 cannot be used",
-    "--sequences=400": "eval_sequences 400 of 80 tokens do not fit",
+    "--sequences=-2": "--sequences -2 cannot be used",
+    "--sequences=400": "--sequences 400 of 80 tokens do not fit",
     "--items=-1": "items -1 cannot be used",
     "--seed=-1": "seed -1 cannot be used",
     "--out=missing/x.json": "out 'missing/x.json' cannot be used; name a file in a folder that exists",

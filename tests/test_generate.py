@@ -144,8 +144,8 @@ def test_a_prompt_of_any_bytes_and_a_terminal_without_its_characters(run: Loaded
 REFUSED = {
     "--temperature=-1": "temperature -1.0 cannot be used; use 0",
     "--temperature=nan": "temperature nan cannot be used",
-    "--top-p=0": "top_p 0.0 cannot be used; use a share above 0",
-    "--top-p=1.5": "top_p 1.5 cannot be used",
+    "--top-p=0": "--top-p 0.0 cannot be used; use a share above 0",
+    "--top-p=1.5": "--top-p 1.5 cannot be used",
     "--seed=-1": "seed -1 cannot be used; use 0 to 2^64 - 1",
     "--tokens=-1": "tokens -1 cannot be used; use 0 or more",
     "--prompt=": "prompt is empty, and a model continues what is there",

@@ -52,7 +52,7 @@ def test_a_threshold_raises_exactly_the_bad_layer_and_says_so(
 ) -> None:
     layer_presets, thresholds, because = BAD_LAYER[what]
     (layer,) = layer_presets
-    run = config(tmp_path / "run", preset="mxfp8", layer_presets=layer_presets, steps=3, **thresholds)
+    run = config(tmp_path / "run", preset="mxfp8", layer_presets=layer_presets, steps=3, progress="hide", **thresholds)
     train(run, ops)
     ((step, (entry,)),) = raised(run.out).items()
     assert (step, entry["layer"], entry["to"]) == (1, layer, "mxfp8")

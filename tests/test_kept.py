@@ -88,7 +88,7 @@ def test_what_a_killed_process_left_is_cleared_and_a_living_one_is_left_alone(tm
     assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.new", f".toy.{os.getpid()}.new", "toy"]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive)])
 def test_a_report_that_ends_leaves_no_process(tmp_path: Path, how: signal.Signals) -> None:
     root = Path(study.__file__).parent.parent
     command = [sys.executable, "-c", REPORT.format(str(tmp_path))]

@@ -4,6 +4,7 @@ Contract: `pack_nibbles`, `swizzle_scales` and their inverses move bytes as thei
 zeros, and change nothing. Oracles: the formulas in plain Python loops, known answers by hand, round trips. Bitwise.
 """
 
+import itertools
 import math
 
 import pytest
@@ -173,6 +174,54 @@ def test_swizzle_rejects_what_is_no_scale():
         layout.unswizzle_scales(torch.ones(512, dtype=torch.uint8), (129, 4))
 
 
+# ---- 8x4 -------------------------------------------------------------------------------------------------------------
+
+
+def by_formula_8x4(scales: torch.Tensor) -> list[int]:
+    """The 8x4 layout of a matrix, byte by byte."""
+    rows, k = scales.shape
+    tiles_k = math.ceil(k / 4)
+    out = [0] * (math.ceil(rows / 8) * tiles_k * 32)
+    for r in range(rows):
+        for c in range(k):
+            out[((r // 8) * tiles_k + c // 4) * 32 + (r % 8) * 4 + c % 4] = int(scales[r, c])
+    return out
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_8x4_equals_the_formula_and_back(shape: tuple[int, int]):
+    scales = random_bytes(*shape)
+    swizzled = layout.swizzle_scales_8x4(scales)
+    assert swizzled.is_contiguous() and swizzled.tolist() == by_formula_8x4(scales)
+    assert torch.equal(layout.unswizzle_scales_8x4(swizzled, shape), scales)
+
+
+def test_8x4_by_hand():
+    """9 rows of 5 scales: four tiles of 32 bytes; rows are 4 bytes apart, the next tile along k 32."""
+    scales = torch.zeros(9, 5, dtype=torch.uint8)
+    expected = {(0, 0): 0, (0, 3): 3, (1, 0): 4, (7, 3): 31, (0, 4): 32, (7, 4): 60, (8, 0): 64, (8, 4): 96}
+    for index, (r, c) in enumerate(expected):
+        scales[r, c] = index + 1
+    swizzled = layout.swizzle_scales_8x4(scales)
+    assert len(swizzled) == 128 and [int(swizzled[at]) for at in expected.values()] == list(range(1, 9))
+    assert int((swizzled != 0).sum()) == 8
+
+
+def test_8x4_of_several_matrices_and_dtypes():
+    scales = random_bytes(2, 3, 13, 6)
+    swizzled = layout.swizzle_scales_8x4(scales.view(E8M0))
+    assert swizzled.dtype == E8M0 and swizzled.shape == (2, 3, 16 * 8)
+    assert torch.equal(swizzled[1, 2].view(torch.uint8), layout.swizzle_scales_8x4(scales[1, 2]))
+    back = layout.unswizzle_scales_8x4(swizzled.view(2, 3, 16, 8), scales.shape)
+    assert back.dtype == E8M0 and torch.equal(back.view(torch.uint8), scales)
+    assert layout.unswizzle_scales_8x4(layout.swizzle_scales_8x4(scales[:, :0]), (2, 0, 13, 6)).shape == (2, 0, 13, 6)
+
+
+def test_8x4_is_not_128x4():
+    with pytest.raises(ValueError, match=r"1024 bytes: scales of shape \(100, 8\) have 832, 104 rows by 8 columns"):
+        layout.unswizzle_scales_8x4(layout.swizzle_scales(random_bytes(100, 8)), (100, 8))
+
+
 # ---- nibbles ---------------------------------------------------------------------------------------------------------
 
 
@@ -214,3 +263,27 @@ def test_nibbles_reject_what_they_are_not():
         layout.unpack_nibbles(torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2))
     with pytest.raises(ValueError, match="no axis"):
         layout.unpack_nibbles(torch.tensor(1, dtype=torch.uint8))
+
+
+# ---- GGML ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", [2, 16, 32])
+def test_halves_of_a_block_share_bytes(block: int):
+    codes = random_bytes(3, 3 * block) & 0xF
+    packed = layout.pack_halves(codes, block)
+    for row, b, i in itertools.product(range(3), range(3), range(block // 2)):
+        low, high = codes[row, b * block + i], codes[row, b * block + i + block // 2]
+        assert int(packed[row, b * block // 2 + i]) == int(low) + 16 * int(high)
+    assert torch.equal(layout.unpack_halves(packed, block), codes)
+    if block == 2:
+        assert torch.equal(packed, layout.pack_nibbles(codes))
+
+
+def test_halves_refuse_what_is_no_block():
+    with pytest.raises(ValueError, match=r"codes of shape \(2, 48\): the last axis must be whole blocks of 32 codes"):
+        layout.pack_halves(torch.zeros(2, 48, dtype=torch.uint8), 32)
+    with pytest.raises(ValueError, match=r"packed of shape \(24,\): the last axis must be whole blocks of 32"):
+        layout.unpack_halves(torch.zeros(24, dtype=torch.uint8), 32)
+    with pytest.raises(ValueError, match="block=3"):
+        layout.pack_halves(torch.zeros(6, dtype=torch.uint8), 3)

@@ -213,6 +213,7 @@ def test_stopped_by_the_time_it_tabulates_a_common_step_and_resumes_with_the_sam
         assert [record["loss"] for record in read_log(run.out / "log.jsonl")] == list(alone.train_losses)
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_fails_stops_no_other(done: loss_order.OrderConfig, tmp_path: Path) -> None:
     """A folder that holds something else: its recipe is left out, and the others are told."""
     runs = tmp_path / "runs"

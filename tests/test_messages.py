@@ -100,6 +100,8 @@ def test_fields_of_messages_that_are_not_understood_are_refused(changes: dict, t
         ({"prompt": "a", "completion": "b", "rejected": "c"}, 'it has "rejected"'),
         ({"prompt": "a", "completion": "b", "images": ["x.png"]}, 'it has "images"'),
         ({"messages": {"role": "user"}}, "messages is no list of messages"),
+        ({"conversations": [{"from": "human", "value": "q"}]}, 'it has "conversations", which is not understood; call'),
+        ({"instruction": "a", "output": "b"}, 'it has "instruction", which is not understood; call the texts "prompt"'),
     ],
 )
 def test_fields_of_lines_that_have_a_meaning_elsewhere_are_refused(fields: dict, told: str, tmp_path: Path) -> None:
@@ -138,6 +140,23 @@ def test_a_field_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match='line 1: it has "content" twice'):
         load_examples(str(path), CODEC, 48, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("contents", "told"),
+    [
+        (b'{"prompt": "caf\xe9", "completion": "b"}', "line 2: 'utf-8' codec can't decode byte 0xe9"),
+        ('{"prompt": "a"}'.encode("utf-16-le"), "has NUL bytes, as parquet and UTF-16 have; name JSON Lines in UTF-8"),
+        (b"PAR1\0\0\0\0", "has NUL bytes"),
+        (b"[1]", "line 2: it holds a list, no object"),
+    ],
+)
+def test_bytes_that_are_no_lines_of_json_name_file_and_line(contents: bytes, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a", "completion": "b"}\r\n' + contents + b"\n")  # a mark is no fault
+    with pytest.raises(ValueError) as error:
+        load_examples(str(path), CODEC, 48, 0, 0)
+    assert str(error.value).startswith(f"data {str(path)!r}") and told in str(error.value)
 
 
 def test_roles_alone_decide_without_weights() -> None:

@@ -151,9 +151,9 @@ def test_sizes_that_contradict_the_folder_are_refused(
     tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fourbit.main(["train", *arguments(tmp_path, folder, "--model.expert-dim", "64")]) == 2
-    assert f"model.expert_dim 64: init_from {str(folder)!r} has 32; leave it out" in capsys.readouterr().err
+    assert f"--model.expert-dim 64: --init-from {str(folder)!r} has 32; leave it out" in capsys.readouterr().err
     assert fourbit.main(["train", *arguments(tmp_path, folder, "--dial", "6")]) == 2
-    assert f"dial 6 and init_from {str(folder)!r} both give sizes; leave one out" in capsys.readouterr().err
+    assert f"--dial 6 and --init-from {str(folder)!r} both give sizes; leave one out" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -74,7 +74,7 @@ def test_a_step_that_does_not_fit_keeps_the_checkpoint_before(
     assert capsys.readouterr().err == (
         "fourbit: error: training stopped at step 3: it does not fit into memory (CUDA out of memory); the last good "
         f"checkpoint is {checkpoint.checkpoint_path(folder, 2)}; go on with --recompute layers, or use smaller sizes, "
-        "a smaller grain or narrower moments in another run folder\n"
+        "a smaller --grain or narrower --moments in another run folder\n"
     )
     assert train(parse([f"--out={folder}", *words]), ops).resumed_from == 2
     train(parse([f"--out={whole}", *words]), ops)

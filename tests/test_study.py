@@ -18,7 +18,8 @@ import pandas as pd
 import pytest
 import torch
 
-from studies import interval, plots, progress, report, requantization, study
+from reference import progress
+from studies import interval, plots, report, requantization, study
 from studies.result import Plate, Result, Study, Table, three_digits
 
 FILES = ["figure.png", "figure.svg", "finding.md", "meta.json", "rows.csv"]

@@ -199,6 +199,19 @@ def test_bad_rows_are_told(tmp_path: Path, values: list[object], field: str, say
         load_corpus(str(path), text_field=field)
 
 
+@pytest.mark.parametrize("kind", ["string", "large_string"])
+def test_a_row_of_other_bytes_than_utf_8_is_told(tmp_path: Path, kind: str) -> None:
+    """Parquet does not check what a column of text holds; a writer's binary column, called text, is such a file."""
+    pyarrow = pytest.importorskip("pyarrow")
+    values = [b"fine"] * 9 + [b"caf\xe9 au lait"] + [b"fine"] * 9
+    held = pyarrow.array(values, pyarrow.large_binary() if kind == "large_string" else pyarrow.binary())
+    column = pyarrow.Array.from_buffers(getattr(pyarrow, kind)(), len(held), held.buffers())
+    path = rows(tmp_path / "a.parquet", {"body": column})
+    told = r"row 10, is not UTF-8 in 'body' \(invalid continuation byte, byte 3\); correct the row or leave it out"
+    with pytest.raises(ValueError, match=rf"^data: file '.*a\.parquet', {told}"):
+        load_corpus(str(path), text_field="body")
+
+
 def test_a_truncated_parquet_file_is_refused(tmp_path: Path) -> None:
     path = rows(tmp_path / "a.parquet", {"text": documents(30)})
     whole = path.read_bytes()

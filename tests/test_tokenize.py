@@ -454,6 +454,9 @@ def test_bad_text_and_folders_are_refused(config: TokenizeConfig, tmp_path: Path
         ValueError, match=r"document '\d\.txt' is not UTF-8 \(invalid continuation byte, byte 3\); conv"
     ):
         tokenize(dataclasses.replace(config, data=str(text)))
+    (text / "0.txt").write_bytes("fine\nthé\n".encode() + b"caf\xe9\n")
+    with pytest.raises(ValueError, match=r"document '0\.txt' is not UTF-8 \(.*, byte 13\); convert it \(line 3\), or"):
+        tokenize(dataclasses.replace(config, data=str(text / "0.txt")))
     (tmp_path / "lines.jsonl").write_text('{"text": "fine"}\nnot\n')
     with pytest.raises(ValueError, match=r"lines\.jsonl', line 2, is not JSON"):
         tokenize(dataclasses.replace(config, out=tmp_path / "o", data=str(tmp_path / "lines.jsonl")))
@@ -512,12 +515,12 @@ def test_the_command_writes_verifies_and_says_what(config: TokenizeConfig, capsy
     out, err = capsys.readouterr()
     tokens, bytes_ = len(arrays(config.out, "train")), sum(map(len, decoded(config.out, "train")))
     assert f"train {tokens} tokens of {len(decoded(config.out, 'train'))} documents, {bytes_ / tokens:.3f} bytes" in out
-    assert f"--data {config.out} --model.vocab 400" in out
+    assert f"train on it with --data {config.out}\n" in out
     assert "reading: 100%" in err and "training: 100%" in err and "tokenizing: 100%" in err
     assert fourbit.main(["tokenize", "--out", str(config.out), "--verify"]) == 0
     assert "as written" in capsys.readouterr().out
     assert fourbit.main(["tokenize", "--out", str(config.out), "--data", str(config.data)]) == 2
-    assert "holds other shards: vocab (400 there, 4096 now)" in capsys.readouterr().err
+    assert "holds other shards: --vocab (400 there, 4096 now)" in capsys.readouterr().err
     path = next(config.out.glob("train-*.bin"))
     path.write_bytes(path.read_bytes()[:-2] + b"\x01\x00")
     with pytest.raises(ValueError, match=r"\.bin' has changed since it was written"):
