@@ -1,10 +1,10 @@
 """Cases of `validate --ops` at the edges where scales and choices turn, which random data never meet.
 
-    data "edges"          block maxima that are a power of two times the largest element, so that an E8M0 scale is just
-                          not raised; blocks whose errors under four-over-six are equal in exact arithmetic, so that
-                          the order of the sum decides
-    down_to_wire sent     a wire without rotation, and matrices that select columns: the wire gets the data as they are
-    grad_to_wire powers   weights that are powers of two: the products keep the data's edges
+data "edges"          block maxima that are a power of two times the largest element, so that an E8M0 scale is just
+                      not raised; blocks whose errors under four-over-six are equal in exact arithmetic, so that
+                      the order of the sum decides
+down_to_wire sent     a wire without rotation, and matrices that select columns: the wire gets the data as they are
+grad_to_wire powers   weights that are powers of two: the products keep the data's edges
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import numerics as nm
 from numerics import ops
 
 from .cases import EXPERTS, Cut, Draw, Inputs, Operation, Outputs, parts

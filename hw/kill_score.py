@@ -19,11 +19,11 @@ from .calls import Calls
 from .cases_ops import STREAMS, SeamCase, seam_cases
 from .compare import OpsRow, Sides
 from .judge import Judge
-from .judge_calls import CALLS
 from .mutants import Mutant, function, mutants
 from .record import write_record
 from .seam import seam
 from .validate_config import ValidateConfig
+from .validate_ops import LINES
 
 ROWS = 40
 
@@ -77,7 +77,7 @@ def killed(mutant: Mutant, only: str | None = None, at_once: bool = False) -> Ki
     count = 0
     try:
         for case, data in chosen:
-            row, count = judge.row(case, data, CALLS.get(data)), count + 1
+            row, count = judge.row(case, data, LINES.get(data)), count + 1
             failed += [row] if row.failed else []
             if failed and at_once:
                 break

@@ -6,7 +6,7 @@ that no case fails has survived, which is a gap of the cases.
 
     kill score = mutants that a case fails / all mutants
 
-The tables are `mutants_casts` (quantize_tokens), `mutants_forward` and `mutants_backward`.
+The table is mutants.toml.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import functools
 import importlib
 import inspect
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,15 +47,14 @@ class Mutant:
         return f"{self.operation}: {self.name}"
 
 
-def mutants() -> list[Mutant]:
-    """All of them, by operation."""
-    from . import mutants_backward, mutants_casts, mutants_forward
-
-    found = [*mutants_casts.MUTANTS, *mutants_forward.MUTANTS, *mutants_backward.MUTANTS]
+@functools.cache
+def mutants() -> tuple[Mutant, ...]:
+    """Those of mutants.toml. Raises: ValueError for two of one name."""
+    table = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text("utf-8"))
+    found = tuple(Mutant(operation, **row) for operation, rows in table.items() for row in rows)
     keys = [mutant.key for mutant in found]
-    twice = sorted({key for key in keys if keys.count(key) > 1})
-    if twice:
-        raise ValueError(f"mutants {twice} come twice: rename one")
+    if len(set(keys)) < len(keys):
+        raise ValueError(f"mutants {sorted({key for key in keys if keys.count(key) > 1})} come twice: rename one")
     return found
 
 
@@ -68,9 +68,7 @@ def _place(source: str, at: int) -> list[str]:
     body: list[ast.stmt] = ast.parse(source).body
     while True:
         kinds = (ast.FunctionDef, ast.ClassDef)
-        node = next(
-            n for n in body if isinstance(n, kinds) and n.lineno <= line <= (n.end_lineno or n.lineno)
-        )
+        node = next(n for n in body if isinstance(n, kinds) and n.lineno <= line <= (n.end_lineno or n.lineno))
         names.append(node.name)
         if isinstance(node, ast.FunctionDef):
             return names
@@ -99,7 +97,9 @@ def _codes(mutant: Mutant) -> tuple[FunctionType, CodeType]:
     source = Path(path).read_text("utf-8")
     if source.count(mutant.text) != 1:
         count = source.count(mutant.text)
-        raise ValueError(f"{mutant.key}: numerics/{mutant.file}.py has {mutant.text!r} {count} times; quote a text of now")
+        raise ValueError(
+            f"{mutant.key}: numerics/{mutant.file}.py has {mutant.text!r} {count} times; quote a text of now"
+        )
     names = _place(source, source.index(mutant.text))
     code = compile(source.replace(mutant.text, mutant.replacement), path, "exec", dont_inherit=True)
     for name in names:

@@ -175,7 +175,7 @@ def write_flashinfer(out: Path) -> None:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_bytes(raw)
     count = sum(name.startswith("definitions/") for name in made.files)
-    print(f"{out}: {count} definitions, {made.cases} workloads of FlashInfer-Bench; compare with --rtol 1e-300 --atol 1e-300")
+    print(f"{out}: {count} definitions, {made.cases} workloads; run flashinfer-bench with --rtol 1e-300 --atol 1e-300")
     print(f"left out, since outputs are not finite: {len(made.left_out)} cases, {', '.join(made.left_out)}")
 
 

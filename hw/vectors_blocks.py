@@ -186,11 +186,11 @@ def _choices() -> list[Case]:
 def _stochastic() -> list[Case]:
     """Stochastic rounding along features: MXFP8, and NVFP4 under the rule that leaves it headroom; rows of experts."""
     listed, groups = [], (0, 3, 3, 8)
-    x = truncated(bell((8, 80), 236))
-    small = x * powers([0, -14, -15, -16, -17, -18, -20, -22])[:, None]  # seven rows of subnormal scales
+    usual = truncated(bell((8, 80), 236))
+    small = usual * powers([0, -14, -15, -16, -17, -18, -20, -22])[:, None]  # seven rows of subnormal scales
     for fmt, rule, scope, pattern, x in (
-        (nm.MXFP8, "rceil", "none", "stochastic", x),
-        (nm.NVFP4, "unbiased", "tensor", "stochastic", x),
+        (nm.MXFP8, "rceil", "none", "stochastic", usual),
+        (nm.NVFP4, "unbiased", "tensor", "stochastic", usual),
         (nm.NVFP4, "unbiased", "tensor", "stochastic_subnormal_scales", small),
     ):
         random = nm.Random((7, 11), (64 * 3 + 5, 12), rows=groups)

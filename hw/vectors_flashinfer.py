@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -36,7 +35,7 @@ from .vectors_case import Case
 
 SIGNED = {"uint8": "int8", "uint16": "int16", "uint32": "int32"}
 INTERFACE = "# The interface of FlashInfer-Bench: torch tensors in the order of the definition, integers signed."
-RUN = '''
+RUN = """
 CASE = {case}
 INPUTS = {inputs}
 OUTPUTS = {outputs}
@@ -54,7 +53,7 @@ def run(*tensors):
         x = np.ascontiguousarray(np.asarray(found[name], dtype)).view(stored)
         results.append(torch.from_numpy(x).to(tensors[0].device if tensors else "cpu"))
     return tuple(results) if len(results) > 1 else results[0]
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,9 @@ def _reference(case: Case) -> str:
     text = Path(__file__).with_name("vectors_kernel.py").read_text("utf-8")
     outputs = [(k, x.dtype.name, SIGNED.get(x.dtype.name, x.dtype.name)) for k, x in case.outputs.items()]
     told = {"operation": case.operation, "parameters": case.parameters, "name": case.name}
-    return f"{text}\n\n{INTERFACE}\n" + RUN.format(case=told, inputs={k: x.dtype.name for k, x in case.inputs.items()}, outputs=outputs)
+    return f"{text}\n\n{INTERFACE}\n" + RUN.format(
+        case=told, inputs={k: x.dtype.name for k, x in case.inputs.items()}, outputs=outputs
+    )
 
 
 def definition(case: Case, name: str) -> dict[str, Any]:

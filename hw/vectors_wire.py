@@ -108,7 +108,8 @@ def _combine() -> list[Case]:
     large = weights[:, :1] * 2.0**22
     before = torch.arange(10)[:, None] % 2 == 0
     far_slots = torch.where(before, slots[:, [0, 0, 1]], slots[:, [1, 0, 0]])
-    far = torch.where(before, torch.cat((large, -large, weights[:, 1:2]), 1), torch.cat((weights[:, 1:2], large, -large), 1))
+    small = weights[:, 1:2]
+    far = torch.where(before, torch.cat((large, -large, small), 1), torch.cat((small, large, -large), 1))
     text = f"""The rows of each token, slots[t, 0], slots[t, 1], .., decoded (code * scale, exact), each multiplied by
         weights[t, k], added in the order of k (first product + second product, and so on), then rotated back.
         {INVERSE.format(**named)} The result is rounded once to BF16, nearest even, and given as float32."""

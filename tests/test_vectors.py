@@ -261,7 +261,8 @@ def test_cases_that_are_not_run_are_listed_and_fail_on_request_alone(
     """By default the last line counts them; with --all each has a line, and the exit status is 1."""
     (tmp_path / "theirs.py").write_text(THEIRS, "utf-8")
     few, every = (
-        alone(pack, "--kernel", "theirs:kernel", *more, cwd=tmp_path, PYTHONPATH=str(ROOT / "hw")) for more in ([], ["--all"])
+        alone(pack, "--kernel", "theirs:kernel", *more, cwd=tmp_path, PYTHONPATH=str(ROOT / "hw"))
+        for more in ([], ["--all"])
     )
     assert (few.returncode, every.returncode) == (0, 1)
     short, long = few.stdout.splitlines(), every.stdout.splitlines()
