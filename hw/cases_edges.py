@@ -45,10 +45,11 @@ def _equal_errors(rng: np.random.Generator, blocks: tuple[int, ...]) -> np.ndarr
     """(*blocks, 32), of two blocks of 16 in a random order, in units of the scale s that maps the maximum to 6.
 
     With 6 the codes stand for 0, s/2, s, .., with 4 for 0, 3s/4, 3s/2, ... A pair (a, a + s/4), a between s/2 and 3s/4,
-    has the errors (a - s/2, 3s/4 - a) under 6 and (3s/4 - a, a - s/2) under 4; values below s/4 become 0 under both.
+    has the errors (a - s/2, 3s/4 - a) under 6 and (3s/4 - a, a - s/2) under 4; values below s/4 become 0 under both,
+    and some are so small that float32 rounds their squares in the sum.
     """
     a = 0.5 + rng.integers(1, 64, (*blocks, 2, 5)) / 256
-    small = rng.uniform(0, 0.25, (*blocks, 2, 5))
+    small = 2.0 ** rng.uniform(-10, -2, (*blocks, 2, 5))
     x = np.concatenate([np.full((*blocks, 2, 1), 6.0), a, a + 0.25, small], -1)
     x = rng.permuted(x, axis=-1) * 2.0 ** rng.integers(-5, 6, (*blocks, 2, 1))
     return (x * rng.choice([-1.0, 1.0], x.shape)).reshape(*blocks, 32)

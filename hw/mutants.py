@@ -61,11 +61,16 @@ def mutants() -> tuple[Mutant, ...]:
 # The fault.
 
 
+@functools.cache
+def _tree(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
 def _place(source: str, at: int) -> list[str]:
     """The names on the way to the outermost function that holds character `at`: ["run"], or ["Class", "run"]."""
     line = source.count("\n", 0, at) + 1
     names: list[str] = []
-    body: list[ast.stmt] = ast.parse(source).body
+    body: list[ast.stmt] = _tree(source).body
     while True:
         kinds = (ast.FunctionDef, ast.ClassDef)
         node = next(n for n in body if isinstance(n, kinds) and n.lineno <= line <= (n.end_lineno or n.lineno))
@@ -96,10 +101,8 @@ def _codes(mutant: Mutant) -> tuple[FunctionType, CodeType]:
     path = str(module.__file__)
     source = Path(path).read_text("utf-8")
     if source.count(mutant.text) != 1:
-        count = source.count(mutant.text)
-        raise ValueError(
-            f"{mutant.key}: numerics/{mutant.file}.py has {mutant.text!r} {count} times; quote a text of now"
-        )
+        place = f"numerics/{mutant.file}.py has {mutant.text!r} {source.count(mutant.text)} times"
+        raise ValueError(f"{mutant.key}: {place}; quote a text that stands there once")
     names = _place(source, source.index(mutant.text))
     code = compile(source.replace(mutant.text, mutant.replacement), path, "exec", dont_inherit=True)
     for name in names:
