@@ -1,8 +1,8 @@
 """Which reading of a dump is right: formats, layouts, transforms and expert offsets, told apart by the values.
 
 A reading that is wrong in any of these decodes to something that does not point along x, not even up to a factor for
-each row, such as an outer scale: `check_likeness`. The error is about 0.01 for E2M1 and 0.001 for E4M3 where all is read
-rightly. Of the readings whose error is least, or close to it, `check` takes the one that explains the most bytes.
+each row, such as an outer scale: `check_likeness`. The error is about 0.01 for E2M1 and 0.001 for E4M3 where all is
+read rightly. Of the readings whose error is least, or close to it, `check` takes the one that explains the most bytes.
 """
 
 from __future__ import annotations
