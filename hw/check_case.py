@@ -29,6 +29,7 @@ from .check_scope import Cut, Scope, cuts, scopes
 CLOSE = 1.1  # times the least error: readings that go on to the comparison of bytes
 RIVAL = 2.0  # the same of readings that need no fault
 CLEARLY = 0.5  # times the error of a usual reading: an unusual one is more like x
+USUAL = 0.01  # an error that rounding may make: a rival may always have it
 EACH = 8  # readings of a format that go on
 UNLIKE = 0.25  # an error from here on: the codes are not those of x
 SIZES = (16, 32, 64, 128)
@@ -139,22 +140,28 @@ def cases(dump: Dump, formats: tuple[str, ...] | None, axis: int, scale_layout: 
     found.sort(key=lambda case: case.error)  # equal ones stay in order, the usual first
     sound.sort(key=lambda case: case.error)
     partly = found[0].unread > 0  # then one that reads all bytes is a rival as long as it is like x
-    bar = RIVAL * least + 1e-9
+    bar = max(RIVAL * least, USUAL)
     rivals = [case for case in sound if case.error <= (UNLIKE if partly and not case.unread else bar)]
     close = [case for case in found if case.error <= CLOSE * least + 1e-9 and case.faults]
-    best = sorted([*rivals, *close], key=lambda case: (len(case.faults), case.unread > 0, not case.by_tiles))
-    return [case for i, case in enumerate(best) if sum(c.layout is case.layout for c in best[:i]) < EACH]
+    return _some(sorted([*rivals, *close], key=lambda case: (len(case.faults), case.unread > 0, not case.by_tiles)))
+
+
+def _some(readings: list[Case]) -> list[Case]:
+    """The first few of each format."""
+    return [case for i, case in enumerate(readings) if sum(c.layout is case.layout for c in readings[:i]) < EACH]
 
 
 def _unlike(sound: list[Case]) -> list[Case]:
-    """Of each format the usual reading, and one that is clearly more like x; the most like x first."""
+    """Of each format the usual reading, others that are as much like x, and one that is clearly more so; the most like
+    x first."""
     usual: dict[str, Case] = {}
     better: dict[str, Case] = {}
     for case in sound:
         first = usual.setdefault(case.layout.name, case)
         if case.error < CLEARLY * better.get(case.layout.name, first).error:
             better[case.layout.name] = case
-    return sorted([*better.values(), *usual.values()], key=lambda case: case.error)
+    alike = [case for case in sound if abs(case.error - usual[case.layout.name].error) < 1e-9]
+    return sorted([*better.values(), *_some(alike)], key=lambda case: case.error)
 
 
 def _layouts(formats: tuple[str, ...] | None, x: Tensor) -> list[Layout]:

@@ -62,8 +62,8 @@ def _finite(t: Tensor) -> Tensor:
 
 
 def _error(xx: Tensor, xv: Tensor, vv: Tensor) -> float:
-    """From the products of each row; rows of zeros, padding among them, say nothing."""
+    """From the products of each row; rows of zeros, padding among them, say nothing: an outer may be 0."""
     norms = xx * vv
     cosine = torch.where(norms > 0, xv.abs() * xv / torch.where(norms > 0, norms, 1.0), 0.0)
-    held = (1 - cosine)[(xx > 0) | (vv > 0)]
+    held = (1 - cosine)[xx > 0]
     return float(held.mean()) if held.numel() else 0.0
