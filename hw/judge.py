@@ -65,6 +65,7 @@ class Judge:
     ours: Calls
     theirs: Calls
     recorded: dict[str, Tensor]
+    diagnosed: set[str] = field(default_factory=set)
     at_once: bool = False
 
     def row(self, case: SeamCase, data: str, calls: Callable[[Judge, OpsRow, SeamCase], None] | None = None) -> OpsRow:
@@ -206,6 +207,7 @@ class Judge:
             row.derivation = derivation(case, inputs, *place, expected, found)
             operand, _, part = place[0].partition(".")
             pairs = neighbours(case, inputs, expected) if part == "codes" and not self.config.own_random else {}
+            row.random_codes = operand in pairs
             if operand in pairs and not bool(beyond(pairs[operand], found[place[0]]).any()):
                 row.derivation += (OTHER_WORDS,)
         except (RuntimeError, IndexError, ValueError, TypeError, KeyError) as error:

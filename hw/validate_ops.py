@@ -27,13 +27,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
 from . import recorded, slow
 from .calls import Calls
-from .cases_ops import DRAWS, FEW, HUGE, KINDS, RECORDED, STREAMS, WAYS, SeamCase, seam_cases
+from .cases_ops import DRAWS, FEW, HUGE, KINDS, LARGE, RECORDED, STREAMS, WAYS, SeamCase, seam_cases
 from .compare import HEADER, OpsRow, Sides
 from .device import DeviceAbsent, describe, resolve
 from .judge import Judge
@@ -46,7 +46,7 @@ from .validate_config import ValidateConfig
 from .validate_page import page
 from .ways import tried
 
-LINES = CALLS | {DRAWS: draws, HUGE: huge}
+LINES = CALLS | {DRAWS: draws, LARGE: huge, HUGE: huge}
 
 
 def main(config: ValidateConfig) -> int:
@@ -83,10 +83,11 @@ def _table(judge: Judge, judged: Implementation, lacking: str | None) -> Iterato
         for data in (*case.data(judge.config.fast), *extra)
         if data != STREAMS or judge.sides.whole.device.type == "cuda"
     ]
+    all_cases = list(dict.fromkeys(case for case, _ in cases))
     if judge.config.own_random:
-        cases += [(case, DRAWS) for case in dict.fromkeys(case for case, _ in cases) if judge.draws_words(case)]
-    if judge.config.huge:
-        cases += [(case, HUGE) for case in dict.fromkeys(case for case, _ in cases) if made(case) is not None]
+        cases += [(case, DRAWS) for case in all_cases if judge.draws_words(case)]
+    for data in (LARGE, *[HUGE] * judge.config.huge):
+        cases += [(case, data) for case in all_cases if made(case) is not None]
     only = judge.config.only
     chosen = [(case, data) for case, data in cases if not only or any(t in f"{case.name}, {data}" for t in only)]
     if not chosen:
@@ -113,9 +114,21 @@ def _rows(judge: Judge, case: SeamCase, data: str) -> Iterator[OpsRow]:
     if judge.config.ops == "emulated" and data in kinds and not case.again and slow.reaches(case):
         rows.append(judge.against_oracle(case, data))
     for row in rows:
+        row.derivation += _diagnosis(judge, case, row)
         row.repeat = _command(judge.config, row) if row.failed else None
         print(row, flush=True)
         yield row
+
+
+def _diagnosis(judge: Judge, case: SeamCase, row: OpsRow) -> tuple[str, ...]:
+    """What many draws say of codes that are rounded stochastically and differ: once for each function."""
+    if judge.config.own_random or case.function in judge.diagnosed or not row.random_codes:
+        return ()
+    judge.diagnosed.add(case.function)
+    config = replace(judge.config, own_random=True, fast=True)
+    told = replace(judge, config=config).row(case, DRAWS, draws)
+    lines = [*([told.first] if told.first is not None else []), *told.derivation]
+    return tuple(f"over many draws, {line}" for line in lines)
 
 
 def _command(config: ValidateConfig, row: OpsRow) -> str:
@@ -123,6 +136,7 @@ def _command(config: ValidateConfig, row: OpsRow) -> str:
     words = ["fourbit", "validate", "--ops", config.ops or "", "--device", config.device]
     words += ["--rows", str(config.rows)] if config.rows is not None else []
     words += ["--seeds", *map(str, config.seeds)] + ["--fast"] * config.fast
+    words += ["--own-random"] * config.own_random + ["--huge"] * config.huge
     words += ["--activations", str(config.activations)] if config.activations is not None else []
     return shlex.join([*words, "--only", f"{row.operation}, {row.data}"])
 
@@ -165,5 +179,5 @@ def _inputs(rows: list[OpsRow], device: torch.device | None) -> tuple[list[str],
     run = [row for row in rows if row.not_run is None]
     ways, lacking = tried((row.data for row in run), device or torch.device("cpu"))
     dtypes = dict.fromkeys(row.dtype for row in run)
-    left = [kind for kind in WAYS if all(row.data != kind for row in run)] if run else []
+    left = [kind for kind in (*WAYS, HUGE) if all(row.data != kind for row in run)] if run else []
     return [*dtypes, *ways], [*lacking, *left]
