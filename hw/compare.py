@@ -88,15 +88,15 @@ class OpsRow(Row):
 
     Args:
         function: of the seam. against: what it was compared with. derivation: how the first wrong element should come
-        to be. repeat: the command that repeats the case alone. random_codes: whether that element is rounded
-        stochastically.
+        to be. repeat: the command that repeats the case alone. other_words: whether codes are what other random
+        words give.
     """
 
     function: str = ""
     against: str = ""
     derivation: tuple[str, ...] = ()
     repeat: str | None = None
-    random_codes: bool = False
+    other_words: bool = False
 
     def __str__(self) -> str:
         first = f"  not run: {self.not_run}" if self.not_run is not None else f"  {self.first}" if self.first else ""

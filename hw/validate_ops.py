@@ -13,7 +13,7 @@ The table has one line for each operation and kind of data, over all shapes and 
     later calls          other values in the same memory; results after later calls (`judge_calls`)
     streams              on a GPU: arguments that come late, two streams at once
     draws                with --own-random: stochastic rounding by words of its own, over many draws (`draws`)
-    2^31                 with --huge: tensors of more than 2^31 elements (`judge_huge`)
+    2^16, 2^31           tensors of a few more elements than that; 2^31 with --huge (`judge_huge`)
 
 Under a line that failed stands how the first wrong element should come to be, by the contract's own law. What an
 implementation lacks is "not run": neither passed nor failed; so are exact products of one that raises a
@@ -46,6 +46,10 @@ from .validate_config import ValidateConfig
 from .validate_page import page
 from .ways import tried
 
+OTHER_WORDS = (
+    "these codes are their elements' neighbours, as other random words give them: --own-random judges such words over "
+    "many draws"
+)
 LINES = CALLS | {DRAWS: draws, LARGE: huge, HUGE: huge}
 
 
@@ -114,21 +118,23 @@ def _rows(judge: Judge, case: SeamCase, data: str) -> Iterator[OpsRow]:
     if judge.config.ops == "emulated" and data in kinds and not case.again and slow.reaches(case):
         rows.append(judge.against_oracle(case, data))
     for row in rows:
-        row.derivation += _diagnosis(judge, case, row)
+        row.derivation = (*_diagnosis(judge, case, row), *row.derivation)
         row.repeat = _command(judge.config, row) if row.failed else None
         print(row, flush=True)
         yield row
 
 
 def _diagnosis(judge: Judge, case: SeamCase, row: OpsRow) -> tuple[str, ...]:
-    """What many draws say of codes that are rounded stochastically and differ: once for each function."""
-    if judge.config.own_random or case.function in judge.diagnosed or not row.random_codes:
+    """Of codes that other random words give: what many draws say of them, once for each function."""
+    if not row.other_words:
         return ()
-    judge.diagnosed.add(case.function)
-    config = replace(judge.config, own_random=True, fast=True)
-    told = replace(judge, config=config).row(case, DRAWS, draws)
-    lines = [*([told.first] if told.first is not None else []), *told.derivation]
-    return tuple(f"over many draws, {line}" for line in lines)
+    lines = [OTHER_WORDS]
+    if case.function not in judge.diagnosed:
+        judge.diagnosed.add(case.function)
+        config = replace(judge.config, own_random=True, fast=True)
+        told = replace(judge, config=config).row(case, DRAWS, draws)
+        lines += [f"over many draws, {text}" for text in (told.first, *told.derivation) if text is not None]
+    return tuple(lines)
 
 
 def _command(config: ValidateConfig, row: OpsRow) -> str:

@@ -208,8 +208,8 @@ def test_words_of_its_own_pass_where_they_are_announced(tmp_path: Path, capsys: 
     )
     status, lines = run(capsys, own(tmp_path), *only[:2])
     assert status == 1 and "random field" in "\n".join(lines)
-    told = [line.strip() for line in lines if "one of its element's two neighbours" in line or "over many" in line]
-    assert told[0].startswith("each of these codes") and told[1].startswith("over many draws, along rows: 93 draws of ")
+    told = [line.strip() for line in lines if "their elements' neighbours" in line or "over many" in line]
+    assert told[0].startswith("these codes are") and told[1].startswith("over many draws, along rows: 93 draws of ")
     status, lines = run(capsys, own(tmp_path), "--own-random", *only, "quantize_tokens MXFP8, draws")
     assert status == 0, failed(lines)
     assert sum(" draws of " in line and "random bits" in line for line in lines) == 3  # input, weight, along rows
