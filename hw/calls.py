@@ -208,6 +208,12 @@ class Calls:
             raise Wrong(f"{name} {changes}")
         if setting is not None:
             raise Wrong(f"{name} changes torch's {setting}")
+        devices = {k.tensor.device for k in kept}
+        for x in tensors(result):
+            if x.device not in devices:
+                raise Wrong(
+                    f"{name} returned a tensor on {x.device}: its arguments are on {', '.join(map(str, devices))}"
+                )
         inputs = {k.tensor.untyped_storage().data_ptr() for k in kept}
         own = [x for x in tensors(result) if x.untyped_storage().data_ptr() not in inputs]
         self._results.append((name, [(x, memory(x).clone()) for x in own]))

@@ -52,7 +52,7 @@ RECORDED = "recorded"
 PRODUCTS = ("gate_up_glu", "down_to_wire", "grad_products")
 KINDS: dict[str, Kind] = DATA | {"ties": _ties, "outliers": _outliers, "edges": edges}
 FEW = ("normal", "ties", "denormals", "NaN, Inf")  # with --fast, of the oracle and of the paths but the first
-LATER, STREAMS, DRAWS = "later calls", "streams", "draws"
+LATER, STREAMS, DRAWS, HUGE = "later calls", "streams", "draws", "2^31"
 WAYS = ("layouts", "settings", LATER, STREAMS)  # instead of a kind of data: other ways to pass it, see `ways`
 SUMMED = ("normal", "outliers", "row scales", "holes", "denormals")  # of intervals: no sum overflows
 

@@ -33,7 +33,7 @@ from .check_dump import Dump, dump_of, read
 from .check_folded import Folded
 from .check_folder import check_folder
 from .check_laws import ScaleLaw, scale_laws
-from .check_outer import Judgement, judge_outer, of_law
+from .check_outer import Judgement, as_called, judge_outer, of_law
 from .check_products import judge_product
 from .check_report import Report
 from .check_values import judge_values
@@ -228,7 +228,7 @@ def _identify(case: Case, outer: Tensor | None) -> Identification:
 def _report(j: _Judged) -> Report:
     case, facts, faults = j.case, list(j.case.words[1:]), list(j.case.faults)
     told, wrong = _laws(j) if j.scales else ([], [])
-    told, wrong = [*told, *j.outer.facts], [*wrong, *j.outer.faults]
+    told, wrong = [*told, *j.outer.facts], [*wrong, *(j.outer.faults or as_called(j.outer.meaning, j.folded))]
     if j.contract is not None and j.contract not in j.names and not (j.scales and (faults or wrong)):
         wrong.append(_not_of(j, j.contract))
     told += [] if case.x.numel() else ["there are no values: nothing to tell contracts apart by"]

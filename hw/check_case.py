@@ -5,8 +5,9 @@ factor (an outer scale, perhaps one per row),
 
     error = mean over rows but zeros of 1 - <x_r, v_r>^2 / (|x_r|^2 |v_r|^2)        v: code value times block scale
 
-is about 0.01 for E2M1 and 0.001 for E4M3 where everything is read rightly; with tiles r is a row of tiles. Of the
-readings whose error is least, or close to it, `check` takes the one that leaves the fewest bytes unexplained.
+is about 0.01 for E2M1 and 0.001 for E4M3 where everything is read rightly; with tiles r is a row or a row of tiles,
+whichever is more alike. Of the readings whose error is least, or close to it, `check` takes the one that leaves the
+fewest bytes unexplained.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ SAMPLE = 256  # rows that are compared
 CLOSE = 1.1  # times the least error: readings that go on to the comparison of bytes
 RIVAL = 2.0  # the same of readings that need no fault
 CLEARLY = 0.5  # times the error of a usual reading: an unusual one is more like x
+USUAL = 0.01  # an error that rounding may make: a rival may always have it
 EACH = 8  # readings of a format that go on
 UNLIKE = 0.25  # an error from here on: the codes are not those of x
 SIZES = (16, 32, 64, 128)
@@ -143,22 +145,28 @@ def cases(dump: Dump, formats: tuple[str, ...] | None, axis: int, scale_layout: 
     found.sort(key=lambda case: case.error)  # equal ones stay in order, the usual first
     sound.sort(key=lambda case: case.error)
     partly = found[0].unread > 0  # then one that reads all bytes is a rival as long as it is like x
-    bar = RIVAL * least + 1e-9
+    bar = max(RIVAL * least, USUAL)
     rivals = [case for case in sound if case.error <= (UNLIKE if partly and not case.unread else bar)]
     close = [case for case in found if case.error <= CLOSE * least + 1e-9 and case.faults]
-    best = sorted([*rivals, *close], key=lambda case: (len(case.faults), case.unread > 0, not case.by_tiles))
-    return [case for i, case in enumerate(best) if sum(c.layout is case.layout for c in best[:i]) < EACH]
+    return _some(sorted([*rivals, *close], key=lambda case: (len(case.faults), case.unread > 0, not case.by_tiles)))
+
+
+def _some(readings: list[Case]) -> list[Case]:
+    """The first few of each format."""
+    return [case for i, case in enumerate(readings) if sum(c.layout is case.layout for c in readings[:i]) < EACH]
 
 
 def _unlike(sound: list[Case]) -> list[Case]:
-    """Of each format the usual reading, and one that is clearly more like x; the most like x first."""
+    """Of each format the usual reading, others that are as much like x, and one that is clearly more so; the most like
+    x first."""
     usual: dict[str, Case] = {}
     better: dict[str, Case] = {}
     for case in sound:
         first = usual.setdefault(case.layout.name, case)
         if case.error < CLEARLY * better.get(case.layout.name, first).error:
             better[case.layout.name] = case
-    return sorted([*better.values(), *usual.values()], key=lambda case: case.error)
+    alike = [case for case in sound if abs(case.error - usual[case.layout.name].error) < 1e-9]
+    return sorted([*better.values(), *_some(alike)], key=lambda case: case.error)
 
 
 def _layouts(formats: tuple[str, ...] | None, x: Tensor) -> list[Layout]:
@@ -185,7 +193,9 @@ def _of_layout(dump: Dump, layout: Layout, x: Tensor, turned: bool, asked: str |
         except ValueError as error:
             told = told or error
             continue
+        called, key = dump.keys.get("outer", ("", None))
         for scope in scopes_found:
+            scope = replace(scope, called=called, direction=None if key is None else key.direction)
             found += _read(_Ways(dump, layout, x, cut, scope, asked, turned), codes, scales)
     if not found:
         raise told or ValueError("the dump has no groups")
@@ -310,22 +320,23 @@ def _errors(x: Tensor, codes: list[Tensor], scales: list[Tensor], layout: Layout
     lines, tile = x.flatten(0, -2), layout.tile
     bands = torch.arange(0, len(lines) // tile, max(1, len(lines) // max(SAMPLE, tile)))
     rows = (bands.unsqueeze(-1) * tile + torch.arange(tile)).flatten()
-    x = lines[rows].to(torch.float64).view(len(bands), -1)
+    x = lines[rows].to(torch.float64)
     decoded = [scale_values(s.flatten(0, -2)[rows // tile], layout.scale).to(torch.float64) for s in scales]
     for c in codes:
         element = nm.decode(c.flatten(0, -2)[rows], layout.element).to(torch.float64)
         for scale in decoded:
-            yield _error(x, (element * scale.repeat_interleave(layout.block, -1)).view(x.shape))
+            value = element * scale.repeat_interleave(layout.block, -1)
+            errors = [_error(x.view(len(bands), -1), value.view(len(bands), -1))]
+            yield min([*errors, _error(x, value)]) if tile > 1 else errors[0]
 
 
 def _error(x: Tensor, value: Tensor) -> float:
     """The error of the module's docstring."""
-    usable = torch.isfinite(x) & torch.isfinite(value)
-    x, value = (torch.where(usable, t, 0.0) for t in (x, value))
+    finite = torch.isfinite(x)  # NaN of a finite x is not like it
+    x, value = torch.where(finite, x, 0.0), torch.where(finite & torch.isfinite(value), value, 0.0)
     largest = x.abs().amax(-1, keepdim=True)
     x = x / torch.where(largest > 0, largest, 1.0)
     dot, norms = (x * value).sum(-1), x.square().sum(-1) * value.square().sum(-1)
-    both_zero = (x == 0).all(-1) & (value == 0).all(-1)
     cosine = torch.where(norms > 0, dot.abs() * dot / torch.where(norms > 0, norms, 1.0), 0.0)
-    held = (1 - cosine)[~both_zero]  # rows of zeros, padding among them, say nothing
+    held = (1 - cosine)[(x != 0).any(-1)]  # rows of zeros, padding among them, say nothing: an outer may be 0
     return float(held.mean()) if held.numel() else 0.0

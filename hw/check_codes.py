@@ -18,7 +18,7 @@ from torch import Tensor
 
 import numerics as nm
 
-from .check_chance import one_threshold, shared_words
+from .check_chance import drawings, one_threshold, shared_words
 from .check_code_guesses import Way, code_guesses, distinct, exact_quotient, sound, ways
 from .check_folded import Folded, Sample
 from .check_laws import ScaleLaw
@@ -152,13 +152,14 @@ def _stochastic(f: Folded, law: ScaleLaw) -> Iterator[CodeLaw]:
     if expected < 12 * spread:  # the variance of either count
         return
     kept = [f.case.cut(f.case.folding.unfold(t)) for t in (share, up, q < 0, inside)]
-    threshold = one_threshold(*kept)
+    drawn = drawings(*kept)
+    threshold = one_threshold(drawn)
     if threshold is not None:
         fault = f"codes go to the farther neighbour from {threshold:.3f} of the way on, not from half of it"
         yield CodeLaw("", f"{fault}: one random word serves all values, or an offset is added", outside)
     if max(abs(n - expected) for n in far) > expected / 2:
         return
-    shared = shared_words(*kept)
+    shared = shared_words(drawn)
     if shared is not None:
         yield CodeLaw("stochastic", f"codes are stochastic, but their random words are correlated: {shared}", outside)
         return

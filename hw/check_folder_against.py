@@ -4,12 +4,15 @@ For every block b with values x_b and decoded v_b,
 
     c_b = <x_b, v_b> / <v_b, v_b>      r_b = <x_b, v_b>^2 / (|x_b|^2 |v_b|^2)      error = sum |x - v|^2 / sum |x|^2
 
-Nearest, stochastic and calibrated codes have c_b near 1, r_b above 0.9, an error below `LIMIT`, and a factor of all
-blocks together within `SLACK` of 1. A block is off if c_b is by more than `OFF`. It is gone if r_b is below a half or
-c_b a factor of four away, and a row if its error is `ODD` times the middle one: no quantizer does that. Blocks below
-the smallest normal scale are left out, and those that are small beside their row, which calibration may spend. Where
-more than `SHARE` of all blocks are off, or error or factor are, `check_folder_explain` looks for the reading that fits.
-Every row is decoded, a chunk at a time.
+Nearest, stochastic and calibrated codes have an error below `LIMIT`, r_b above 0.9, c_b near 1, and a middle c_b within
+`SLACK` of 1 (or up to 1.3, if they are cut toward zero). A block is off if c_b is by more than `OFF`. It is gone if r_b
+is below a half or c_b a factor of four away, and a row if its error is `ODD` times the middle one: no quantizer does
+that. Blocks below the smallest normal scale are left out, and those that are small beside their row, which calibration
+may spend. Rules that round a power-of-two scale down cut values off, up to `CUT` times the largest code: where
+something is found in MX formats, such elements count as exact, and it is looked for again.
+
+Where more than `SHARE` of all blocks are off, or error or factor are, `check_folder_explain` looks for the reading that
+fits. Every row is decoded, a chunk at a time.
 """
 
 from __future__ import annotations
@@ -28,15 +31,17 @@ from .check_folder_report import Finding
 CHUNK = 1 << 19  # values that are decoded together
 ODD = 6.0  # times the middle error of rows, where that is above half of `LIMIT`
 OFF, SHARE = 0.34, 0.02
+CUT = 1.5  # times the largest code: powers of two to the nearest in log2 leave sqrt(2), and its rounding
+BINS = 1001  # of factors, in log2 from -1 to 1
 BLOCK = 16  # values whose factor is compared, at least
 Box = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
 class Beside:
-    """A matrix beside its original. error, energy: sums of squares. factor: of all values together. off, gone, blocks:
-    blocks that are off, or gone, and all. where: first and last row, first and last column of those that are gone.
-    padding: values beyond the original's columns that are not zero."""
+    """A matrix beside its original. error, energy: sums of squares. factor: the middle one of blocks. off, gone,
+    blocks: blocks that are off, or gone, and all. where: first and last row, first and last column of those that are
+    gone. padding: values beyond the original's columns that are not zero."""
 
     error: float
     energy: float
@@ -47,9 +52,9 @@ class Beside:
     where: Box
     padding: int
 
-    def same(self, fmt: str) -> bool:
-        """Whether this is the original, quantized, but for the blocks that are gone."""
-        scaled = abs(self.factor - 1) <= SLACK[fmt]
+    def same(self, fmt: str, truncated: bool = False) -> bool:
+        """Whether this is the original, quantized, but for the blocks that are gone. truncated: toward zero."""
+        scaled = abs(self.factor - 1) <= SLACK[fmt] or (truncated and 1 < self.factor < 1 + OFF)
         return scaled and self.error <= LIMIT[fmt] * self.energy and self.off <= SHARE * self.blocks
 
 
@@ -61,7 +66,9 @@ def against(
     shape: of the original. kin: matrices of its role or its parent, whose scales or codes it may have.
     """
     name = m.module.name if m.lead == 1 else f"{m.module.name}[{of}]"
-    found = beside(m, of, original, shape)
+    found = beside(m, of, original, shape, 1.0)
+    if m.fmt.startswith("MX") and (not found.same(m.fmt) or found.gone):
+        found = beside(m, of, original, shape, CUT)
     findings = []
     if found.padding:
         text = "stale padding: columns beyond the original's do not decode to zero"
@@ -72,8 +79,10 @@ def against(
         return error, findings + ([Finding("values", text, (name,))] if found.error else [])
     if found.same(m.fmt):
         return error, findings + ([_some(found, name)] if found.gone else [])
-    detail = f"error {error:.2g} of the original's energy as stored"
     shown = sample_of(m, of, original, shape)
+    if found.same(m.fmt, shown.truncated()):
+        return error, findings + ([_some(found, name)] if found.gone else [])
+    detail = f"error {error:.2g} of the original's energy as stored"
     told = explained(m, of, shown, kin, name, detail)
     if not told:
         told = [_some(found, name)] if 0 < found.gone < found.blocks / 2 else smoothed(shown, name)
@@ -82,21 +91,28 @@ def against(
     return error, findings + (told or [unknown])
 
 
-def beside(m: Matrix, of: int, original: Rows, shape: tuple[int, int]) -> Beside:
-    """Compare every row."""
+def beside(m: Matrix, of: int, original: Rows, shape: tuple[int, int], cut: float) -> Beside:
+    """Compare every row. cut: elements at the largest code count as exact up to that many times it."""
     grid = factors(stored_grid(m, of), m.fmt) * outer_of(m)[of]
     rows, columns = min(shape[0], m.rows), min(shape[1], m.columns)
     tall = min(m.block[0], m.rows)
     step = max(1, CHUNK // max(m.columns, 1) // tall) * tall
     totals = torch.zeros(3, dtype=torch.float64)  # <x, x>, <x, v>, <v, v>
     off = gone = blocks = padding = 0
-    where, ratios = (m.rows, -1, m.columns, -1), []
+    where, ratios, bins = (m.rows, -1, m.columns, -1), [], torch.zeros(BINS)
     for first in range(0, rows, step):
-        v = scaled(elements(m, of, first, min(first + step, rows)), grid, m, first)
+        raw = elements(m, of, first, min(first + step, rows))
+        v = scaled(raw, grid, m, first)
         padding += int((v[:, columns:] != 0).sum()) if columns < m.columns else 0
-        s = _sums(original(of, first, first + len(v))[:, :columns], v[:, :columns], _width(m))
+        x = original(of, first, first + len(v))[:, :columns]
+        if cut > 1:
+            top = raw[:, :columns].abs() == (6.0 if m.packed else 448.0)
+            ratio = x / v[:, :columns]
+            x = torch.where(top & (ratio > 1) & (ratio <= cut), v[:, :columns], x)
+        s = _sums(x, v[:, :columns], _width(m))
         totals += torch.stack([t.sum(dtype=torch.float64) for t in (s.energy, s.dot, s.own)])
         one, other = _off(s, _floor(m, of, grid, first, len(v)), m.fmt)
+        bins += torch.histc((s.dot / s.own).log2(), BINS, -1.0, 1.0)  # neither NaN nor what is beyond is counted
         ratios.append(_row_errors(s, _floor(m, of, grid, first, len(v))))
         blocks, off, gone = blocks + one.numel(), off + int(one.sum()), gone + int(other.sum())
         where = _box(where, other, first, columns, _width(m))
@@ -105,7 +121,8 @@ def beside(m: Matrix, of: int, original: Rows, shape: tuple[int, int]) -> Beside
         gone = int(rows_off.sum()) * (-(-columns // _width(m)))
         where = _box(where, rows_off.view(-1, 1).expand(-1, -(-columns // _width(m))), 0, columns, _width(m))
     energy, dot, own = totals.tolist()
-    factor = dot / own if own else 0.0
+    middle = int((bins.cumsum(0) * 2 >= bins.sum()).int().argmax())
+    factor = 2 ** ((middle + 0.5) * 2 / BINS - 1) if bool(bins.any()) else dot / own if own else 0.0
     return Beside(max(energy - 2 * dot + own, 0.0), energy, factor, off, gone, blocks, where, padding)
 
 

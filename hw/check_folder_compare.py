@@ -43,16 +43,17 @@ def originals_of(folder: Path) -> Originals:
 
 def compare(
     matrices: list[Matrix], names: list[str], plain: list[Entry], folder: Path, dumps: Judge | None, quiet: bool
-) -> tuple[list[Finding], list[str]]:
-    """What is wrong beside the originals, and facts. names: of all modules, also of those that cannot be read. dumps:
-    what judges a dump; quiet: without a bar.
+) -> tuple[list[Finding], list[str], set[str]]:
+    """What is wrong beside the originals, facts, and the modules that are the original's.
+
+    names: of all modules, also of those that cannot be read. dumps: what judges a dump; quiet: without a bar.
 
     Raises: ValueError if the folder has no tensors, or the original of none of the matrices.
     """
     originals = originals_of(folder)
     kin = _kin(matrices)
     findings: list[Finding] = []
-    without, errors, named = [], [], {}
+    without, errors, named, sound = [], [], {}, set()
     bar = tqdm(matrices, "against", unit="matrix", leave=False, disable=quiet)
     for m in bar:
         original = originals.of(m)
@@ -69,12 +70,13 @@ def compare(
         errors += [error for error, _ in found]
         wrong = [finding for _, some in found for finding in some]
         findings += wrong
+        sound |= set() if wrong else {m.module.name}
         if dumps and not wrong and len(named) < NAMED and role(m.module.name) not in named:
             named[role(m.module.name)] = _quantizer(m, original, dumps)
     if len(without) == len(matrices) > 0:
         raise ValueError(f"against {str(folder)!r}: it has the original of none of the matrices, such as {without[0]}")
     findings += _others(plain, originals) + _missing(matrices, names, plain, originals)
-    return findings, _facts(errors, without, [text for text in named.values() if text])
+    return findings, _facts(errors, without, [text for text in named.values() if text]), sound
 
 
 def _facts(errors: list[float], without: list[str], named: list[str]) -> list[str]:

@@ -5,7 +5,7 @@
 
 vLLM, SGLang and TensorRT-LLM multiply a fused product by one outer scale, of the first or the largest: where they
 differ, the others decode to wrong values (vllm-project/vllm#54974). A part that nearly all of a role have and one lacks
-is missing; so is a number in a row of experts. rms and outer scale within a role differ by much less than `FAR`.
+is missing; so is a number in a row of experts. rms within a role lie between `SMALLER` and `LARGER` times the middle.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .check_folder_config import Plan
 from .check_folder_files import Entry
 from .check_folder_parts import Matrix, Module
 from .check_folder_report import Finding
-from .check_folder_values import Seen
+from .check_folder_values import MAGNITUDE, Seen
 
-FAR = 64.0  # times the median of a role, in rms
+LARGER, SMALLER = 64.0, 2.0**-10  # times the median of a role, in rms; experts without tokens decay
 RARE = 4  # what at most one in so many lacks is missing
 FUSED = (
     *(("q_proj", "k_proj", "v_proj"), ("wq", "wk", "wv"), ("query", "key", "value"), ("to_q", "to_k", "to_v")),
@@ -125,9 +125,9 @@ def magnitudes(seen: dict[str, list[Seen]], told: set[str]) -> list[Finding]:
         sound = [s for s in alive if s.name not in told]
         if len(sound) < 3:
             continue
-        usual = statistics.median_low(s.rms for s in sound)
-        outer = statistics.median_low(s.outer for s in sound)
-        findings += [_far(s, usual, outer) for s in sound if not 1 / FAR < s.rms / usual < FAR]
+        usual = statistics.median_high(s.rms for s in sound)
+        outer = statistics.median_high(s.outer for s in sound)
+        findings += [_far(s, usual, outer) for s in sound if not SMALLER < s.rms / usual < LARGER]
     return findings
 
 
@@ -137,11 +137,13 @@ def _far(s: Seen, usual: float, outer: float) -> Finding:
     detail = f"rms {s.rms:.3g}, siblings {usual:.3g}; outer {s.outer:.3g}, siblings {outer:.3g}"
     if s.outer == 1 != outer:
         text = "the outer scale is lost: 1 is stored, and its siblings have others"
-    elif 1 / FAR < plain / s.outer / usual < FAR:
+    elif SMALLER < plain / s.outer / usual < LARGER:
         text = "the outer scale is inverted: 1 over it gives what its siblings have"
     else:
-        text = f"decoded values are more than {FAR:g} times larger or smaller than those of its siblings"
-    return Finding("outer", text, (s.name,), detail)
+        text = (
+            f"decoded values are {LARGER:g} times larger, or {1 / SMALLER:g} times smaller, than those of its siblings"
+        )
+    return Finding(MAGNITUDE, text, (s.name,), detail)
 
 
 def missing_parts(modules: list[Module], formats: dict[str, str], plan: Plan) -> list[Finding]:

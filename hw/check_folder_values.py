@@ -25,9 +25,10 @@ from .check_folder_report import Finding
 
 CHUNK = 1 << 24  # bytes that are looked at together
 SAMPLE = 1 << 17  # elements of a matrix that are decoded
+MAGNITUDE = "magnitude"  # kind of findings that an original can refute
 LARGE, LEAST, MOST = 10.0, 1e-6, 4.0  # rms: of no layer from here on; of a layer, from and to
 LARGEST_INPUT, USUAL_INPUT = 2e5, (1e-2, 2e4)  # |activation|: of no layer from here on; of a layer, from and to
-HALF = 0.5
+HALF, NEARLY = 0.5, 0.95  # of all blocks: uniform numbers have up to half at the largest scale
 NANS = {"F8_E4M3": (0x7F, 0x7F), "F8_E5M2": (0x7C, 0x7F), "F8_E8M0": (0xFF, 0xFF)}  # magnitudes, from and to
 INPUTS = {"NVFP4": 2688.0, "FP8": 448.0}  # amax = factor * this
 
@@ -159,8 +160,8 @@ def _scales(m: Matrix, of: int, grid: Tensor, name: str) -> list[Finding]:
     if bool((grid == grid.flatten()[0]).all()) and float(grid.flatten()[0]):
         text = "every block scale is the same: the scales are lost"
         findings.append(Finding("scales", text, (scale,), f"{float(grid.flatten()[0])} for {n:,} blocks"))
-    elif top > HALF * n:
-        text = "most block scales are the largest, 448: they saturate under their outer scale"
+    elif top > NEARLY * n:
+        text = "nearly all block scales are the largest, 448: they saturate under their outer scale"
         findings.append(Finding("scales", text, (scale,), f"{top:,} of {n:,}"))
     return findings
 
@@ -238,11 +239,11 @@ def _magnitude(m: Matrix, grid: Tensor, rms: float, outer: float, name: str) -> 
     elif suffix and LEAST < inverse < MOST:
         how = "multiplies" if suffix in ENCODE else "divides"
         text = f"{suffix} is inverted: {said}, unless it {how}"
-        return [Finding("outer", text, (name,), f"rms {found:.3g}; inverted {inverse:.3g}")]
+        return [Finding(MAGNITUDE, text, (name,), f"rms {found:.3g}; inverted {inverse:.3g}")]
     elif m.fmt != "NVFP4" and LEAST < flipped < MOST:
         text = f"the scales are inverted: {said}; their reciprocals give those of a layer"
         of = (m.module.parts["scale"].name,) if m.lead == 1 else (name,)
-        return [Finding("scales", text, of, f"rms {found:.3g}; inverted {flipped:.3g}")]
+        return [Finding(MAGNITUDE, text, of, f"rms {found:.3g}; inverted {flipped:.3g}")]
     else:
         text = f"scales or outer are wrong: {said}"
-    return [Finding("outer", text, (name,), f"rms {found:.3g}")]
+    return [Finding(MAGNITUDE, text, (name,), f"rms {found:.3g}")]

@@ -60,6 +60,11 @@ def cut(t: Tensor, shape: tuple[int, ...], words: str, fault: str | None = None,
     return Reading(words, t[..., :rows, :k].contiguous(), fault, columns, int((t[..., rows:, :] != 0).sum()), layout)
 
 
+def bytes_of(t: Tensor) -> Tensor:
+    """The four bytes of each int32, the lowest first, along the last axis."""
+    return t.flatten().view(torch.uint8).reshape(*t.shape[:-1], 4 * t.shape[-1])
+
+
 def stale_codes(r: Reading, element: nm.Format) -> str | None:
     """The fault, if codes in padding columns of real rows are not zeros."""
     count = 0 if r.columns is None else int((nm.decode(r.columns, element) != 0).sum())
@@ -119,7 +124,7 @@ def _arranged(codes: Tensor, shape: tuple[int, ...]) -> Iterator[tuple[str, Tens
     """(words, bytes with as many axes as the tensor)."""
     words, rows = "", math.prod(shape[:-1])
     if codes.dtype == torch.int32:
-        words, codes = ", four bytes in an int32", codes.contiguous().view(torch.uint8)
+        words, codes = ", four bytes in an int32", bytes_of(codes)
     if codes.ndim == len(shape) + 1:
         words, codes = words + f", in blocks of {codes.shape[-1]} bytes", codes.flatten(-2)
     if codes.ndim == 1 and len(shape) > 1 and rows and codes.numel() % rows == 0:

@@ -1,17 +1,17 @@
 """Outer scales of a dump: stored in which direction, and how much of x is left under them.
 
     v = dialect.decode(code, scale, outer)      in float64, for every block of x without NaN or Inf
-    b = max |x|, t = max |v|                    of a block
+    b = max |x|                                 of a block
     c                                           what its scale and the largest code decode to
 
     lost to NaN    some v is NaN or infinite
     vanished       b > 0 and every v is 0
     saturated      b > 9/8 c under a normal scale byte: rounding a scale to E4M3 makes at most 17/16
-    halved         b > 17/8 t: less than half of the largest value is left, 1/16 allowed as above
+    unlike         |x - v|^2 > 0.28 |x|^2: of one value 0.28 is missed where 8/17 are left, half but for rounding
 
 An outer that the dialect derives from x is the contract's own, and these counts are facts. Any other is a calibration:
 it may clip a few blocks, which is a fact too. It fails where it is no positive finite number, where more than a quarter
-of the blocks of its scope (tensor, row, expert or run) are lost to NaN, vanished or halved, though the dialect's own
+of the blocks of its scope (tensor, row, expert or run) are lost to NaN, vanished or unlike, though the dialect's own
 outer would keep them, or where more than 7/8 of at least 32 are lost to NaN, vanished or saturated. For normal values,
 4 times the outer of their amax loses nothing, half of it saturates half of the blocks and passes, a quarter of it
 fails. Model-Optimizer#1573 accepts amax <= 2688 outer <= 28672 times the smallest block amax, which loses no block.
@@ -32,7 +32,7 @@ from .check_folded import Folded
 from .check_laws import LOST, UNRELATED, ScaleLaw, direction, not_finite
 
 ROUNDED = 9 / 8  # b / t beyond this is no rounding of a scale
-HALVED = 17 / 8
+MISSED = (1 - 8 / 17) ** 2
 FEW, MANY, NEARLY_ALL = 1 / 4, 32, 7 / 8
 
 
@@ -78,13 +78,13 @@ class Judgement:
 @dataclass(frozen=True)
 class Left:
     """Blocks of x without NaN and Inf, bool (..., n): which are to be kept, and what became of them; `saturated` and
-    `halved` leave out those lost to NaN or vanished. See the module."""
+    `unlike` leave out those lost to NaN or vanished. See the module."""
 
     kept: Tensor
     nan: Tensor
     vanished: Tensor
     saturated: Tensor
-    halved: Tensor
+    unlike: Tensor
 
     @property
     def lost(self) -> Tensor:
@@ -146,6 +146,27 @@ def _alike(a: Tensor, b: Tensor) -> Tensor:
     return torch.isclose(*torch.broadcast_tensors(a, b), rtol=0.0, atol=0.0, equal_nan=True)
 
 
+STORED = {"decode": "a factor to multiply by", "encode": "a factor to divide by", "amax": "the largest magnitude"}
+
+
+def as_called(m: Meaning, f: Folded) -> list[str]:
+    """The fault of an outer whose name in the dump says that it is stored in another direction than it is."""
+    scope, outer = f.case.scope, f.outer
+    if scope.direction is None or outer is None or m.dialect.direction is None:
+        return []
+    one = torch.ones(1, dtype=torch.float64)
+    factor = m.dialect.decode(one, one, m.outer.to(torch.float64))
+    ways = {"decode": [factor], "encode": [1 / factor], "amax": [factor * 2688, factor * 1536]}
+    found = [
+        direction
+        for direction, values in ways.items()
+        if any(bool(torch.isclose(outer.to(torch.float64), t, rtol=1e-4, atol=0.0).all()) for t in values)
+    ]
+    if not found or scope.direction in found:
+        return []
+    return [f"the outer scale is called {scope.called!r}, {STORED[scope.direction]}, but {STORED[found[0]]} is stored"]
+
+
 def upside_down(d: Dialect, f: Folded) -> bool:
     """Whether what is stored is 1 over what a dialect would store."""
     assert f.outer is not None
@@ -180,21 +201,23 @@ def left(m: Meaning, f: Folded) -> Left:
     """What is left of x, block by block."""
     v, s = m.values(f, torch.float64), f.scale_values.squeeze(-1)
     v, x = torch.where(f.real, v, 0.0), torch.where(f.finite, f.x, 0.0).to(torch.float64)
-    b, t = x.abs().amax(-1), v.abs().amax(-1)
+    b, zero = x.abs().amax(-1), (v == 0).all(-1)
     nan = ~torch.isfinite(v).all(-1) & f.finite.squeeze(-1)
-    some = (b > 0) & ~nan & (t > 0)
+    some = (b > 0) & ~nan & ~zero
+    share = (x - v) / torch.where(b > 0, b, 1.0).unsqueeze(-1), x / torch.where(b > 0, b, 1.0).unsqueeze(-1)
+    error, energy = (t.square().sum(-1) for t in share)
     saturated = some & (b > ROUNDED * m.largest(f)) & (s >= 2.0**-6)
     if m.dialect.direction is None:  # one level: its scale has the range of x
         saturated = torch.zeros_like(saturated)
-    return Left((b > 0) | nan, nan, (b > 0) & ~nan & (t == 0), saturated, some & (b > HALVED * t))
+    return Left((b > 0) | nan, nan, (b > 0) & ~nan & zero, saturated, some & (error > MISSED * energy))
 
 
 def _left_by_own(d: Dialect, f: Folded) -> Tensor:
-    """Blocks that are lost or halved under the outer that the dialect derives from x as well, bool (..., n)."""
+    """Blocks that are lost or unlike x under the outer that the dialect derives from x as well, bool (..., n)."""
     outer = f.own(d)
     steps = d.steps(f.blocks(d), outer)
     blocks = left(Meaning(d, outer.stored, torch.tensor(True)), replace(f, codes=steps.codes, scales=steps.scales))
-    return blocks.lost | blocks.halved
+    return blocks.lost | blocks.unlike
 
 
 def _no_scale(m: Meaning, f: Folded, blocks: Left) -> str | None:
@@ -223,13 +246,14 @@ def _too_few(m: Meaning, f: Folded, blocks: Left) -> str | None:
 
     kept, given = count(blocks.kept), ~torch.broadcast_to(m.derived, f.scales.shape).squeeze(-1)
     nearly = (count((blocks.lost | blocks.saturated) & ~own) > NEARLY_ALL * kept) & (kept >= MANY)
-    few = count((blocks.lost | blocks.halved) & ~own) > FEW * kept
+    few = count((blocks.lost | blocks.unlike) & ~own) > FEW * kept
     bad = ((count(given) > 0) & (few | nearly)).nonzero().flatten()
     if not len(bad):
         return None
     scope, value = scopes == bad[0], float(m.outer.flatten()[bad[0]])
     first = tuple(scope.nonzero()[0].tolist())
-    return f"the outer scale is {value:g}{_where(first, m.outer)}: {blocks.words(scope)}; that leaves too little of x"
+    told = f"{blocks.words(scope)}, {int((blocks.unlike & scope).sum()):,} miss more than a quarter of their energy"
+    return f"the outer scale is {value:g}{_where(first, m.outer)}: {told.lstrip(', ')}; that leaves too little of x"
 
 
 def _where(block: tuple[int, ...], outer: Tensor) -> str:

@@ -15,9 +15,9 @@ Readings compete by the elements that they explain by a number: NaN or infinity 
 by NaN codes of its own or by overflow, counts against it as a miss does, so that the formats whose bytes include NaN
 have no advantage. Of equal ones, fewer excuses, no padding and no fault come first.
 
-Where the output is outside, the product is taken again as kernels get it wrong: an outer scale lost or used in the
-wrong direction, nibbles swapped, scales read in another layout, experts' offsets off by one, a result that went through
-bfloat16, truncation of the output. How operands may be read: `check_operands`.
+Where the output is outside, the product is taken again as kernels get it wrong: nibbles swapped, scales read in another
+layout, experts' offsets off by one, an outer scale that is lost or another's (`check_factors`), a result that went
+through bfloat16 or float16, other sums and roundings (`check_sums`). How operands may be read: `check_operands`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -34,8 +34,12 @@ import numerics as nm
 from numerics.partition import check_groups
 
 from .check_dump import Dump
+from .check_factors import factors
 from .check_operands import Operand, families, operands
 from .check_report import Report
+from .check_sums import Product, explained
+from .check_sums import product as product_of
+from .check_where import likely, places
 
 ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 SAMPLE = 64  # rows and columns of the output in which every reading and fault is tried; the best is then judged in all
@@ -44,7 +48,7 @@ SAMPLE = 64  # rows and columns of the output in which every reading and fault i
 @dataclass(frozen=True)
 class Way:
     """One way to get the output: readings of the operands, offsets of experts, outer scales that broadcast to the
-    output, and the number that the output is rounded to. fault: what is wrong with it, or None."""
+    output, and the dtype that it is rounded to. fault: what is wrong with it, or None."""
 
     words: str
     fault: str | None
@@ -52,7 +56,7 @@ class Way:
     b: Operand
     offsets: tuple[int, ...] | None
     factor: Tensor
-    rounding: str
+    dtype: torch.dtype
 
     def lost(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Where the output is NaN because of the operands' padding, bool, broadcasting to the output."""
@@ -91,16 +95,18 @@ def judge_product(dump: Dump, fmt: str | None) -> Report:
     if best.outside:  # the fault may be elsewhere than in the sample: try again where the output is wrong
         wrong = (best.ratio > 1).nonzero()[:SAMPLE]
         best = _best(ways, y, *(wrong[:, d].contiguous().unique() for d in (0, 1)))
-    name = f"product {y.shape[0]} x {y.shape[1]}"
+    name, reason = f"product {y.shape[0]} x {y.shape[1]}", None
     if best.outside:
         sound = [way for way in ways if way.fault is None] or ways[:1]
         best = _best(sound, y, *places)
-        if 2 * best.outside > y.numel():  # no reading is like it: as it is usually read
-            best = _best(sound[:1], y, *places)
+        usual = _best(sound[:1], y, *places)
+        reason = next((why for why in (_explained(t, y) for t in (usual, best)) if why), None)
+        if reason is not None or 2 * best.outside > y.numel():  # no reading is like it: as it is usually read
+            best = usual
     padding = best.way.a.lost is not None or best.way.b.lost is not None  # its own fault says why all is NaN
     nothing = () if padding else _nothing_left(dump, best, y)
     if nothing or best.outside:
-        return Report(name, (), (best.way.words,), nothing or (_missed(best, y),))
+        return Report(name, (), (best.way.words,), nothing or (reason or _missed(best, y),))
     facts = (best.way.words, f"largest error: {float(best.ratio.max()):.3g} of the bound of FP32 sums in any order")
     if bool(best.excused.any()):
         facts += (f"{int(best.excused.sum()):,} elements are NaN or infinite, as the operands or overflow make them",)
@@ -152,12 +158,38 @@ def _not_finite(y: Tensor) -> str:
     return f"{nan:,} elements are NaN and {infinite:,} infinite" if nan or infinite else ""
 
 
+def _explained(t: Tried, y: Tensor) -> str | None:
+    """The fault of another way to sum or to round that makes every element."""
+    way = t.way
+    return explained(Product(way.a, way.b, way.offsets, way.factor), y, t.ratio > 1)
+
+
 def _missed(t: Tried, y: Tensor) -> str:
     at = tuple(int(i) for i in torch.unravel_index(t.ratio.argmax(), t.ratio.shape))
     found, exact, bound, far = (float(v[at]) for v in (y.double(), t.exact, t.bound, t.ratio))
     worst = f"the worst is output{list(at)} = {found:.9g}, exact {exact:.9g}, bound {bound:.3g}, {far:.3g} times as far"
     known = f"{_not_finite(y)}; " if _not_finite(y[t.ratio > 1]) else ""
-    return f"{known}{t.outside:,} of {y.numel():,} elements are outside the bound; {worst}; no known fault explains it"
+    counted = f"{known}{t.outside:,} of {y.numel():,} elements are outside the bound{_where(t, y)}"
+    return f"{counted}; {worst}; no known fault explains it"
+
+
+def _where(t: Tried, y: Tensor) -> str:
+    """In which rows, columns or experts the elements outside are, and how many times the exact ones, if that is one
+    number."""
+    wrong, words = t.ratio > 1, ""
+    found = [place for place, _ in places(wrong, ("row", "column"))]
+    groups = t.way.offsets
+    if groups is not None and len(groups) > 2:
+        of = torch.bucketize(torch.arange(len(y)), torch.tensor(groups[1:-1]), right=True)
+        e = of[wrong.any(1)].unique()
+        if len(e) == 1 and likely(float((of == e).float().mean()), int(wrong.sum())):
+            words = f", all in rows of expert {int(e)}"
+    words = words or "".join(f", all in {place.words}" for place in found)
+    ratio = (y.double() / t.exact)[wrong & torch.isfinite(y)]
+    low, high = (float(ratio.nan_to_num().quantile(p)) if 0 < ratio.numel() < 1 << 24 else 0.0 for p in (0.01, 0.99))
+    if low > 0 and high < 1.05 * low and not 0.99 < low < 1.01:
+        words += f", {(low + high) / 2:.4g} times the exact ones"
+    return words
 
 
 def _families(dump: Dump, fmt: str | None) -> list[tuple[list[Operand], list[Operand]]]:
@@ -180,42 +212,23 @@ def _families(dump: Dump, fmt: str | None) -> list[tuple[list[Operand], list[Ope
 
 def _ways(dump: Dump, pair: tuple[list[Operand], list[Operand]], y: Tensor) -> Iterator[Way]:
     groups = None if dump.groups is None else check_groups(dump.groups, y.shape[0])
-    twice = "the output is rounded twice: every element is a bfloat16 number, though it is float32"
+    narrow = {torch.bfloat16, torch.float16} if y.dtype == torch.float32 else set()
+    twice = [dtype for dtype in narrow if torch.equal(y, y.to(dtype).float())]
     for a, b in product(*pair):
         if a.codes.shape[-1] != b.codes.shape[-1]:
             continue
         names = dict.fromkeys((a.layout.name, b.layout.name))
         words = f"{' and '.join(names)}; {a.words}; {b.words}"
         for fault, offsets in _offsets(groups, len(y)):
-            outer = {name: _outer(dump, name, y, offsets) for name in ("a", "b")}
-            for lost, factor in _factors(outer):
+            for lost, factor in factors(dump, y, offsets):
                 found = [f for f in (a.fault, b.fault, fault, lost) if f]
                 if len(found) > 1:  # one at a time: of two, nearly anything could be explained
                     continue
                 faults = found[0] if found else None
-                yield Way(words, faults, a, b, offsets, factor, "nearest")
-                if faults is None and y.dtype == torch.float32 and torch.equal(y, y.to(torch.bfloat16).float()):
-                    yield Way(words, twice, a, b, offsets, factor, "bfloat16")
-                if faults is None and y.dtype in (torch.bfloat16, torch.float16):
-                    cut = f"the output is truncated to {str(y.dtype).removeprefix('torch.')}, not rounded to nearest"
-                    yield Way(words, cut, a, b, offsets, factor, "truncated")
-
-
-def _outer(dump: Dump, name: str, y: Tensor, groups: tuple[int, ...] | None) -> Tensor | None:
-    """The outer scales of an operand, broadcasting to the output: of a (M, 1), of b (1, N); by expert (M, 1)."""
-    outer = dump.get(f"{name}_outer")
-    if outer is None or outer.numel() == 1:
-        return None if outer is None else outer.to(torch.float64).reshape(1, 1)
-    rows, columns = y.shape
-    if groups is not None and outer.numel() == len(groups) - 1:
-        sizes = torch.tensor([end - start for start, end in pairwise(groups)])
-        return outer.to(torch.float64).flatten().repeat_interleave(sizes).unsqueeze(-1)
-    if outer.numel() == (rows if name == "a" else columns):
-        return outer.to(torch.float64).reshape(*((-1, 1) if name == "a" else (1, -1)))
-    raise ValueError(
-        f"{name}_outer has shape {tuple(outer.shape)}: pass one value, or one per {'row' if name == 'a' else 'column'} "
-        f"of the output {tuple(y.shape)} or per expert"
-    )
+                yield Way(words, faults, a, b, offsets, factor, y.dtype)
+                for dtype in twice if faults is None else ():
+                    number = f"every element is a {str(dtype).removeprefix('torch.')} number, though it is float32"
+                    yield Way(words, f"the output is rounded twice: {number}", a, b, offsets, factor, dtype)
 
 
 def _offsets(groups: tuple[int, ...] | None, rows: int) -> Iterator[tuple[str | None, tuple[int, ...] | None]]:
@@ -226,38 +239,15 @@ def _offsets(groups: tuple[int, ...] | None, rows: int) -> Iterator[tuple[str | 
             yield f"experts' offsets are off by one: rows meet the expert of the row {-step:+d}", moved
 
 
-def _product(a: Tensor, b: Tensor, rows: Tensor, groups: tuple[int, ...] | None) -> Tensor:
-    """a @ b.T, by the expert of each of the ascending `rows` if b has three axes; float64."""
-    if groups is None or b.ndim == 2:
-        return a @ b.mT
-    ends = torch.searchsorted(rows, torch.tensor(groups)).tolist()
-    return torch.cat([a[start:end] @ b[e].mT for e, (start, end) in enumerate(pairwise(ends))])
-
-
-def _factors(outer: dict[str, Tensor | None]) -> Iterator[tuple[str | None, Tensor]]:
-    """(fault, outer scale of each element): as it should be, lost, or in the wrong direction."""
-    one = torch.ones(1, 1, dtype=torch.float64)
-    a, b = (one if outer[name] is None else outer[name] for name in ("a", "b"))
-    assert a is not None and b is not None
-    yield None, a * b
-    for name, this, other in (("a", a, b), ("b", b, a)):
-        if bool((this != 1).any()):
-            yield f"the outer scale of {name} is lost: the output is the product without it", other
-            yield f"the outer scale of {name} is used in the wrong direction: divided by", other / this
-            yield f"the outer scale of {name} is multiplied in twice", other * this * this
-    if bool((a != 1).any()) and bool((b != 1).any()):
-        yield "the outer scales of a and b are lost: the output is the product without them", one
-
-
 def _tried(way: Way, y: Tensor, rows: Tensor, columns: Tensor) -> Tried:
     a, b = way.a.values(rows), way.b.values(columns)
     factor = way.factor[rows if len(way.factor) > 1 else slice(None)]
     factor = factor[:, columns if factor.shape[1] > 1 else slice(None)]
-    exact, size = (_product(f(a), f(b), rows, way.offsets) for f in (lambda t: t, torch.abs))
+    exact, size = (product_of(f(a), f(b), rows, way.offsets) for f in (lambda t: t, torch.abs))
     exact, size, k = exact * factor, size * factor.abs(), a.shape[-1]
     y = y[rows][:, columns]
-    y = y.to(torch.bfloat16) if way.rounding == "bfloat16" else y
-    bound = _bound(exact, size, factor, k, y.dtype, 2.0 if way.rounding == "truncated" else 1.0)
+    y = y.to(way.dtype)
+    bound = _bound(exact, size, factor, k, y.dtype)
     error = (y.to(torch.float64) - exact).abs()
     # NaN or Inf where the exact product is, where a partial sum or the rounding to the output's dtype may overflow
     infinite = torch.isinf(y) & (y.sign() == exact.sign()) & (exact.abs() + bound >= torch.finfo(y.dtype).max)
@@ -267,9 +257,9 @@ def _tried(way: Way, y: Tensor, rows: Tensor, columns: Tensor) -> Tried:
     return Tried(way, ratio, bound, exact, alike & ~torch.isfinite(y) & ~way.lost(rows, columns))
 
 
-def _bound(exact: Tensor, size: Tensor, factor: Tensor, k: int, dtype: torch.dtype, roundings: float) -> Tensor:
-    """The bound of the module's docstring. `roundings`: half units in the last place that the output may be off."""
+def _bound(exact: Tensor, size: Tensor, factor: Tensor, k: int, dtype: torch.dtype) -> Tensor:
+    """The bound of the module's docstring."""
     summed = (k + 4) * (2.0**-23 * size + 2.0**-149 * factor.abs().clamp(min=1.0))
     # a result below the output's normal numbers is off by half a unit of its subnormal ones
     least = torch.finfo(dtype).tiny * torch.finfo(dtype).eps
-    return summed + roundings * ROUNDOFF[dtype] * (exact.abs() + summed) + least
+    return summed + ROUNDOFF[dtype] * (exact.abs() + summed) + least

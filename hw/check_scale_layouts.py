@@ -26,9 +26,8 @@ import numerics as nm
 from numerics import layout as layouts
 from numerics.dialects_layout import LAYOUTS, Layout
 
-from .check_layouts import PADS, Reading, cut, padded
+from .check_layouts import PADS, Reading, bytes_of, cut, padded
 
-Pads = tuple[tuple[int, ...], tuple[int, ...]]  # multiples for rows and for columns
 WORDS = (1, 4)  # of FP8 blocks' scales: 16 bytes of float32, or four in an int32
 
 UNPADDED = (
@@ -43,14 +42,19 @@ SWIZZLES: tuple[tuple[str, int, Callable[..., Tensor]], ...] = (
 
 @dataclass(frozen=True)
 class _Numbers:
-    """What the stored entries say: words, a fault or None, the scales (uint8, or float32), whether they are bytes that
-    may be swizzled, and the multiples that rows and columns may be padded to."""
+    """What the stored entries say.
+
+    Args:
+        words: how. fault: what is wrong with it, or None. scales: uint8, or float32. pads: the multiples that rows and
+            columns may be padded to. swizzled: whether they may be. fours: whether columns come in fours.
+    """
 
     words: str
     fault: str | None
     scales: Tensor
-    swizzled: bool
-    pads: tuple[int, ...]
+    pads: tuple[tuple[int, ...], tuple[int, ...]]
+    swizzled: bool = False
+    fours: bool = False
 
 
 def scale_readings(
@@ -98,21 +102,23 @@ def _numbers(scales: Tensor, layout: Layout) -> Iterator[_Numbers]:
         return
     for words, fault, t in _bytes(scales):
         if layout.scale is not None:
-            yield _Numbers(words, fault, t, True, PADS)
+            yield _Numbers(words, fault, t, (PADS, PADS), True, "four" in words)
         else:
             pads = WORDS if words else (1,)
-            yield _Numbers(words or ", UE8M0 bytes", fault, nm.decode(t, nm.E8M0).to(torch.float32), False, pads)
+            yield _Numbers(words or ", UE8M0 bytes", fault, nm.decode(t, nm.E8M0).to(torch.float32), (pads, pads))
 
 
 def _bytes(scales: Tensor) -> Iterator[tuple[str, str | None, Tensor]]:
-    """(words, fault, bytes): themselves, or the four of each int32, which lie along k."""
-    if scales.dtype != torch.int32:
+    """(words, fault, bytes): themselves, one in each int32, or four in each, which lie along k."""
+    if scales.dtype == torch.uint8:
         yield "", None, scales
         return
+    if scales.numel() and -128 <= int(scales.min()) <= int(scales.max()) <= 255:
+        yield "", None, scales.bitwise_and(255).to(torch.uint8)
     for turned, t in (("", scales), (", transposed", scales.mT if scales.ndim > 1 else None)):
         if t is None:
             continue
-        one = t.contiguous().view(torch.uint8)
+        one = bytes_of(t)
         yield f"{turned}, four bytes in an int32, the first in the lowest", None, one
         other = one.unflatten(-1, (-1, 4)).flip(-1).flatten(-2)
         fault = "the four scales of each int32 are in the wrong byte order: the first must be the lowest byte"
@@ -124,13 +130,13 @@ def _floats(scales: Tensor, layout: Layout) -> Iterator[_Numbers]:
     values = scales.to(torch.float32)
     narrow = "" if scales.dtype == torch.float32 else f", {str(scales.dtype).removeprefix('torch.')}"
     if layout.scale is None:
-        yield _Numbers(narrow, None, values, False, WORDS)
+        yield _Numbers(narrow, None, values, (WORDS, WORDS))
         fault = "the scales are upside down: each is 1 over the factor to multiply by"
-        yield _Numbers(narrow, fault, 1 / values, False, WORDS)
+        yield _Numbers(narrow, fault, 1 / values, (WORDS, WORDS))
     elif layout.scale == nm.E8M0:
         codes = nm.encode(values, nm.E8M0).to(torch.uint8)
         if torch.equal(nm.decode(codes, nm.E8M0).to(torch.float32), values):
-            yield _Numbers(f"{narrow or ', float32'} powers of two", None, codes, True, PADS)
+            yield _Numbers(f"{narrow or ', float32'} powers of two", None, codes, (PADS, PADS), True)
 
 
 # ---- places ----------------------------------------------------------------------------------------------------------
@@ -140,13 +146,13 @@ def _of_numbers(
     numbers: _Numbers, shape: tuple[int, ...], layout: Layout, experts: tuple[int, ...] | None
 ) -> Iterator[Reading]:
     """Readings of one kind of numbers: by tile, by tile and row, or by row."""
-    t, (*lead, rows, n) = numbers.scales, shape
+    *lead, rows, n = shape
     if layout.tile == 1:
-        yield from _places(t, shape, numbers.swizzled, (numbers.pads, numbers.pads), experts)
+        yield from _places(numbers, shape, experts)
         return
-    columns = (1,) if numbers.swizzled else numbers.pads
-    yield from _places(t, (*lead, -(-rows // layout.tile), n), False, ((1,), columns), None)
-    for r in _places(t, shape, numbers.swizzled, (numbers.pads, numbers.pads), experts):
+    pads = ((1,), (1,) if numbers.swizzled else numbers.pads[1])
+    yield from _places(replace(numbers, pads=pads, swizzled=False), (*lead, -(-rows // layout.tile), n), None)
+    for r in _places(numbers, shape, experts):
         yield from _of_tiles(r, layout.tile)
 
 
@@ -165,58 +171,56 @@ def _of_tiles(r: Reading, tile: int) -> Iterator[Reading]:
     yield replace(r, words=words, tensor=first, fault=r.fault or fault)
 
 
-def _places(
-    t: Tensor, shape: tuple[int, ...], swizzled: bool, pads: Pads, experts: tuple[int, ...] | None
-) -> Iterator[Reading]:
+def _places(numbers: _Numbers, shape: tuple[int, ...], experts: tuple[int, ...] | None) -> Iterator[Reading]:
     """Where the scale of each row and block lies: (..., rows, n)."""
     *lead, rows, n = shape
-    found = list(_matrices(t, shape, swizzled, pads, experts))
+    found = list(_matrices(numbers, shape, experts))
     yield from found
-    if not lead or math.prod(lead) == 1 or t.ndim > 2:
+    if math.prod(lead) == 1 or numbers.scales.ndim > 2:
         return
-    for r in _matrices(t, (math.prod(lead) * rows, n), swizzled, pads, None):
+    for r in _matrices(numbers, (math.prod(lead) * rows, n), None):
         tensor = r.tensor.reshape(shape)
         if not any(f.layout == r.layout and torch.equal(f.tensor, tensor) for f in found):
             columns = None if r.columns is None else r.columns.reshape(*lead, rows, -1)
             yield replace(r, words=r.words + ", the rows of all matrices as one", tensor=tensor, columns=columns)
 
 
-def _matrices(
-    t: Tensor, shape: tuple[int, ...], swizzled: bool, pads: Pads, experts: tuple[int, ...] | None
-) -> Iterator[Reading]:
-    size = torch.Size(shape)
+def _matrices(numbers: _Numbers, shape: tuple[int, ...], experts: tuple[int, ...] | None) -> Iterator[Reading]:
+    t, size = numbers.scales, torch.Size(shape)
     if t.numel() == math.prod(shape) and (t.ndim == 1 or t.shape == size):
         yield Reading("row-major", t.reshape(shape))
     if t.ndim == len(shape) and t.mT.shape == size:
         yield Reading("transposed", t.mT.contiguous(), layout="transposed")
-    whole = swizzled and t.numel() == math.prod(shape[:-2]) * math.prod(layouts.padded_scales(*shape[-2:]))
-    if swizzled:
+    grid = layouts.padded_scales(*shape[-2:])
+    whole = numbers.swizzled and t.numel() == math.prod(shape[:-2]) * math.prod(grid)
+    if numbers.swizzled:
         yield from _swizzled(t.contiguous(), shape, experts)
-    if whole or t.ndim != len(shape) or t.shape[:-2] != size[:-2]:
+    columns_alone = numbers.fours and grid[0] == shape[-2]
+    if whole and not columns_alone and grid != tuple(shape[-2:]):
+        fault = (
+            f"the scales are not swizzled: they have the padded shape {grid[0]} x {grid[1]} of the 128x4 layout, but "
+            "lie in row-major order"
+        )
+        yield cut(t.reshape(*shape[:-2], *grid), shape, "row-major in a padded matrix", fault, "padded")
+    if (whole and not columns_alone) or t.ndim != len(shape) or t.shape[:-2] != size[:-2]:
         return
-    for words, grid in (("row-major", t), ("transposed", t.mT)):
-        if grid.shape != size and all(map(padded, grid.shape[-2:], shape[-2:], pads)):
-            yield cut(grid, shape, f"{words}, padded", layout=words)
+    for words, stored in (("row-major", t), ("transposed", t.mT)):
+        if stored.shape != size and all(map(padded, stored.shape[-2:], shape[-2:], numbers.pads)):
+            yield cut(stored, shape, f"{words}, padded", layout=words)
 
 
 def _swizzled(t: Tensor, shape: tuple[int, ...], experts: tuple[int, ...] | None) -> Iterator[Reading]:
-    """128x4- and 8x4-swizzled bytes, and the padded matrix of the former where it is not swizzled."""
+    """128x4- and 8x4-swizzled bytes."""
     *lead, rows, n = shape
     for name, tile_rows, unswizzle in SWIZZLES:
         grid = (*lead, *layouts.padded_scales(rows, n, tile_rows))
-        whole, words = t.numel() == math.prod(grid), f"{name}-swizzled"
+        whole, fault = t.numel() == math.prod(grid), None
         if experts is not None:
             yield from _of_experts(t, shape, experts, name)
             whole = whole and any(start % tile_rows for start, end in pairwise(experts) if start < end)
+            fault = UNPADDED
         if whole:
-            fault = None if experts is None else UNPADDED
-            yield cut(unswizzle(t, grid), shape, words, fault, name)
-        if whole and name == "128x4" and grid != tuple(shape):
-            fault = (
-                f"the scales are not swizzled: they have the padded shape {grid[-2]} x {grid[-1]} of the 128x4 layout, "
-                "but lie in row-major order"
-            )
-            yield cut(t.reshape(grid), shape, "row-major in a padded matrix", fault, "padded")
+            yield cut(unswizzle(t, grid), shape, f"{name}-swizzled", fault, name)
 
 
 def _of_experts(t: Tensor, shape: tuple[int, ...], experts: tuple[int, ...], name: str) -> Iterator[Reading]:

@@ -55,11 +55,13 @@ def cuts(groups: tuple[int, ...] | None, x: Tensor) -> Iterator[Cut]:
 @dataclass(frozen=True)
 class Scope:
     """A stored outer in the axes of x, blocks last, or None; words: what shares it; experts: offsets along the rows,
-    where each expert has an outer of its own."""
+    where each expert has an outer of its own. called, direction: its name in the dump, and what that implies."""
 
     outer: Tensor | None
     words: str = ""
     experts: tuple[int, ...] | None = None
+    called: str = ""
+    direction: str | None = None
 
 
 def scopes(outer: Tensor | None, x: Tensor, layout: Layout, turned: bool, cut: Cut) -> list[Scope]:

@@ -8,6 +8,8 @@ from typing import Any
 
 from .record import require_writable
 
+_OF_OPS = ("only", "activations", "html", "own_random", "huge")
+
 
 @dataclass(frozen=True)
 class ValidateConfig:
@@ -23,7 +25,7 @@ class ValidateConfig:
     """Compile what runs on the device; cases of `cases_compiled`. With cpu, eager is compared with compiled."""
     fast: bool = False
     """Fewer rows, the first seed and, of each operation, the first dtype only; of each conversion, 2^24 inputs; with
-    --ops, few kinds of data but for NVFP4; with --products K up to 128."""
+    --ops, few kinds of data and ways to pass it but for NVFP4; with --products K up to 128."""
     conversions: bool = False
     """Instead, compare the GPU's own cvt instructions with the emulator, over all 2^32 inputs."""
     products: bool = False
@@ -40,6 +42,8 @@ class ValidateConfig:
     own_random: bool = False
     """With --ops: its random words are its own. Codes that are rounded stochastically need not be the contract's, but
     neighbours of their elements, and many draws are judged: bias, resolution, independence (`draws`)."""
+    huge: bool = False
+    """With --ops: tensors of more than 2^31 elements too, on a GPU with 100 GiB."""
     only: tuple[str, ...] = ()
     """With --ops: only the cases whose "operation, data" contains one of these texts, such as 'aggregate NVFP4'."""
     activations: Path | None = None
@@ -53,11 +57,12 @@ class ValidateConfig:
     def check(self) -> None:
         """Raises ValueError for what cannot be used together, or not written."""
         others = [name for name in ("compiled", "conversions", "products", "mutants") if getattr(self, name)]
-        only = self.only and not self.mutants
-        if self.ops is None and (only or self.own_random or self.activations is not None or self.html is not None):
+        theirs = [name for name in _OF_OPS if getattr(self, name) != getattr(ValidateConfig, name)]
+        theirs = [name for name in theirs if name != "only" or not self.mutants]
+        if self.ops is None and theirs:
             raise ValueError(
-                "only, activations and html belong to --ops, own_random too; name an implementation, such as --ops "
-                "emulated"
+                f"only, activations and html belong to --ops, own_random and huge too ({theirs[0]} is given); name an "
+                "implementation, such as --ops emulated"
             )
         if self.ops is not None and others:
             raise ValueError(f"ops={self.ops!r} with --{others[0]}: they are different comparisons; give one of them")
@@ -77,8 +82,7 @@ class ValidateConfig:
 
     def asked(self) -> dict[str, Any]:
         """What a record says was asked: everything but where it is written; what belongs to --ops with it alone."""
-        ops = {"ops", "activations", "own_random"} | ({"only"} if not self.mutants else set())
-        left_out = {"out", "html", "vectors"} | (ops if self.ops is None else {"products"})
-        left_out |= {"mutants"} if not self.mutants else set()
+        left_out = {"out", "html", "vectors", *(("ops", *_OF_OPS) if self.ops is None else ("products",))}
+        left_out = left_out - {"only"} if self.mutants else left_out | {"mutants"}
         asked = {name: value for name, value in asdict(self).items() if name not in left_out}
         return {name: str(value) if isinstance(value, Path) else value for name, value in asked.items()}

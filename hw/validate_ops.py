@@ -2,13 +2,23 @@
 
 Each case draws inputs by seed, shape and kind of data; `numerics.ops` makes the expected outputs on one thread of the
 CPU, and the implementation the found ones on the device: all at once and, where rows or experts must not see each
-other, in pieces. Outputs, and the kind of what is returned, must be equal, bit for bit; inputs must not change. Sums
-whose order is not defined are judged by a derived bound (`bounds`). With --ops emulated small cases are compared with
-the scalar oracle as well (`slow`), since otherwise the emulation would on a CPU only meet itself.
+other, in pieces. Outputs, and the kind of what is returned, must be equal, bit for bit; arguments, torch's settings and
+earlier results must stay as they are (`calls`). Sums whose order is not defined are judged by a derived bound
+(`bounds`). With --ops emulated small cases are compared with the scalar oracle as well (`slow`), since otherwise the
+emulation would on a CPU only meet itself.
 
-The table has one line for each operation and kind of data, over all shapes and seeds; under a line that failed stands
-how the first wrong element should come to be. What an implementation lacks is "not run": neither passed nor failed; so
-are exact products of one that raises a NotImplementedError about "exact", as tensor cores must.
+The table has one line for each operation and kind of data, over all shapes and seeds; then for each operation
+
+    layouts, settings    the same values as other views of memory, and under other settings of torch (`ways`)
+    later calls          other values in the same memory; results after later calls (`judge_calls`)
+    streams              on a GPU: arguments that come late, two streams at once
+    draws                with --own-random: stochastic rounding by words of its own, over many draws (`draws`)
+    2^31                 with --huge: tensors of more than 2^31 elements (`judge_huge`)
+
+Under a line that failed stands how the first wrong element should come to be, by the contract's own law. What an
+implementation lacks is "not run": neither passed nor failed; so are exact products of one that raises a
+NotImplementedError about "exact", as tensor cores must. The summary lists the ways in which arguments were passed, and
+those that were not tried.
 
 Exit status: 0 if something was compared and nothing differs, 1 if something does, 2 if nothing could be compared.
 """
@@ -23,19 +33,20 @@ import torch
 
 from . import recorded, slow
 from .calls import Calls
-from .cases_ops import DRAWS, FEW, KINDS, RECORDED, STREAMS, WAYS, SeamCase, seam_cases
+from .cases_ops import DRAWS, FEW, HUGE, KINDS, RECORDED, STREAMS, WAYS, SeamCase, seam_cases
 from .compare import HEADER, OpsRow, Sides
 from .device import DeviceAbsent, describe, resolve
 from .judge import Judge
 from .judge_calls import CALLS
 from .judge_draws import draws
+from .judge_huge import huge, made
 from .record import date, versions, write_record, write_whole
 from .seam import Implementation, implementation, importable, seam
 from .validate_config import ValidateConfig
 from .validate_page import page
 from .ways import tried
 
-LINES = CALLS | {DRAWS: draws}
+LINES = CALLS | {DRAWS: draws, HUGE: huge}
 
 
 def main(config: ValidateConfig) -> int:
@@ -74,6 +85,8 @@ def _table(judge: Judge, judged: Implementation, lacking: str | None) -> Iterato
     ]
     if judge.config.own_random:
         cases += [(case, DRAWS) for case in dict.fromkeys(case for case, _ in cases) if judge.draws_words(case)]
+    if judge.config.huge:
+        cases += [(case, HUGE) for case in dict.fromkeys(case for case, _ in cases) if made(case) is not None]
     only = judge.config.only
     chosen = [(case, data) for case, data in cases if not only or any(t in f"{case.name}, {data}" for t in only)]
     if not chosen:

@@ -6,8 +6,10 @@
 Shapes: T tokens, K experts per token, R = T K rows sorted by expert then token, E experts, D model width, F expert
 width. `groups` are the E + 1 offsets of the experts' rows. w13 (E, 2F, D) stacks gate above up; w2 is (E, D, F).
 
-An operand is a BlockTensor or, where a recipe says BF16, a bfloat16 tensor. Every product decodes its operands from
-stored codes. Arguments of another kind or dtype are a TypeError, shapes that do not fit a ValueError, everywhere here.
+An operand is a BlockTensor or, where a recipe says BF16, a bfloat16 tensor. Tensors may be views of any strides and
+offsets, expanded and overlapping ones too, and have no rows. The same arguments give the same bits at every call, under
+any settings of torch; arguments and earlier results stay as they are. Every product decodes its operands from stored
+codes. Arguments of another kind or dtype are a TypeError, shapes that do not fit a ValueError, everywhere here.
 Product sums are FP32 under `accumulator`, any name of `accumulators` that takes the operands, then times the outer
 scales. "Once" below means one rounding, nearest even.
 """
@@ -198,7 +200,7 @@ def aggregate(payload: Operand, slots: Tensor, weights: Tensor | None, wire: Wir
 def router_gradient(g: Tensor, decoded: Tensor, slots: Tensor, wire: Wire) -> Tensor:
     """d_weights[t, k] = <H g[t], decoded[slots[t, k]]>, float32 (T, K); its sum has the library's order.
 
-    Args: g (T, D), the gradient of `aggregate`'s output; decoded (R, D) and slots (T, K) as there.
+    Args: g (T, D), bfloat16 or float32, the gradient of `aggregate`'s output; decoded (R, D) and slots (T, K) as there.
     """
     for name, t in (("g", g), ("decoded", decoded)):
         require_tensor(t, name)
@@ -217,7 +219,8 @@ def router_gradient(g: Tensor, decoded: Tensor, slots: Tensor, wire: Wire) -> Te
 def grad_to_wire(g: Tensor, tokens: Tensor, row_weights: Tensor, cast: Cast, random: Random | None = None) -> Operand:
     """The gradient of each expert row as it travels: weight times the token's gradient, FP32, cast along features.
 
-    Args: g (T, D); tokens int64 (R,), the token of each row; row_weights float32 (R, 1). Returns: (R, D).
+    Args: g (T, D), bfloat16 or float32; tokens int64 (R,), the token of each row; row_weights float32 (R, 1). random:
+        for a stochastic cast, else None. Returns: (R, D).
     """
     require_tensor(g, "g")
     require_operand(g, "g", 2)
@@ -253,7 +256,8 @@ def requantize_transpose(
         signs: of a block Hadamard along axis -2 that comes after that, as in `quantize_tokens`.
 
     Returns:
-        Operand of the shape of `q`, blocks along axis -2; bfloat16 if `recast.fmt` is None.
+        Operand of the shape of `q`, blocks along axis -2; bfloat16 if `recast.fmt` is None, and then `q` itself where
+        it is bfloat16 and nothing else is asked for.
     """
     require_operand(q, "q")
     require_kind(recast, Recast, "recast", "pass a Recast")
@@ -265,6 +269,8 @@ def requantize_transpose(
     if isinstance(q, BlockTensor) and recast.fmt is not None and as_it_is:
         outer = "drop" if recast.outer == "gradient" else recast.outer
         return requantize(q, recast.fmt, -2, groups, outer, recast.rounding, random)
+    if isinstance(q, Tensor) and q.dtype == torch.bfloat16 and recast.fmt is None and as_it_is:
+        return q
     values = q.dequantize() if isinstance(q, BlockTensor) else q.to(torch.float32)
     values = values if rows is None else values * rows
     return quantize_tokens(values, Cast(recast.fmt, recast.scope, recast.rounding), random, groups, -2, signs)

@@ -46,7 +46,7 @@ def laid(s: Sample, q: Quantized) -> Dump:
     _, _, codes, scales, _ = s.words
     dump = s.dump | {
         "codes": laid_codes(q.codes, codes, LAYOUTS[s.fmt].element.bits),
-        "scales": laid_scales(q.scales, scales),
+        "scales": laid_scales(q.scales, scales, LAYOUTS[s.fmt], s.x.shape[-2]),
     }
     return dump | ({"outer": q.outer.contiguous()} if "outer" in dump and q.outer is not None else {})
 
@@ -118,20 +118,23 @@ def codes_changed(s: Sample, r: Random) -> tuple[str, Quantized]:
 
 def scales_changed(s: Sample, r: Random) -> tuple[str, Quantized]:
     """Of the scales alone."""
-    t = s.q.scales
-    step = 8 if LAYOUTS[s.fmt].scale == nm.E4M3 else 1  # times or by two
-    nan = 0x7F if step == 8 else 0xFF
+    t, fmt = s.q.scales, LAYOUTS[s.fmt].scale
+    if fmt is None:
+        twice, half, nan, plain, inverse = (lambda v: v * 2), (lambda v: v / 2), torch.nan, 1.0, 1 / t
+    else:
+        step, nan, plain, top = (8, 0x7F, 0x38, 0x70) if fmt == nm.E4M3 else (1, 0xFF, 0x7F, 0xFE)
+        twice, half, inverse = (lambda v: v + step), (lambda v: v - step), top - t
     ways = {
-        "one scale twice as large": one(t, r, lambda v: v + step),
-        "one scale half as large": one(t, r, lambda v: v - step),
-        "one scale 0x00": one(t, r, lambda v: v * 0),
+        "one scale twice as large": one(t, r, twice),
+        "one scale half as large": one(t, r, half),
+        "one scale 0": one(t, r, lambda v: v * 0),
         "one scale NaN": one(t, r, lambda v: v * 0 + nan),
         "scales all NaN": t * 0 + nan,
-        "scales all 1": t * 0 + (0x38 if step == 8 else 0x7F),
+        "scales all 1": t * 0 + plain,
         "rows of scales in another order": permuted(t, -2, r),
         "scales of a row in another order": permuted(t, -1, r),
-        "scales inverted": (0x70 if step == 8 else 0xFE) - t,
-        "scales of the last block stale": torch.cat([t[..., :-1], t[..., -1:] + 2 * step], -1),
+        "scales inverted": inverse,
+        "scales of the last block stale": torch.cat([t[..., :-1], twice(twice(t[..., -1:]))], -1),
     }
     words = r.choice(list(ways))
     return words, replace(s.q, scales=ways[words])
@@ -205,7 +208,7 @@ def padding_changed(s: Sample, r: Random) -> tuple[str, Dump] | None:
     """Padding columns of real rows that decode to something: a product reads them."""
     layout = LAYOUTS[s.fmt]
     room = -s.x.shape[-1] % layout.block
-    if not room or layout.tile > 1:
+    if not room or layout.tile > 1 or 1 in s.x.shape[-2:]:  # of one row, these may be padding rows, transposed
         return None
     stale = torch.full((*s.q.codes.shape[:-1], room), 3, dtype=torch.uint8)
     codes = torch.cat([s.q.codes, stale], -1)

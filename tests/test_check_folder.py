@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 from export_models import MODELS, loaded
-from folder_cases import L0, MAKERS, UP, change, judged, made, write_shards
+from folder_cases import DOWN, L0, MAKERS, UP, Folder, change, judged, made, nvfp4, weight, write_shards
 from safetensors.torch import load_file, save_file
 
 import fourbit
+import numerics as nm
 from hw.check_folder import check_folder
 from reference.export import export, write
 
@@ -39,6 +40,94 @@ def test_our_own_exports_pass(kind: str, to: Any, tmp_path: Path) -> None:
     for original in (None, tmp_path / "bf16"):
         report = check_folder(tmp_path / to, original)
         assert report, report
+
+
+def stacked_turned() -> Folder:
+    """NVFP4 experts as ModelOpt leaves those of Llama 4: (E, in / 2, out) codes, (E, in / 16, out) scales."""
+    folder = made("modelopt")
+    for name, n, k in (("gate_up_proj", 128, 128), ("down_proj", 128, 64)):
+        head = f"{L0}.feed_forward.experts.{name}"
+        x = torch.stack([weight(n, k, seed) for seed in range(4)])
+        outer = x.float().abs().amax((1, 2)) / 2688
+        parts = [nvfp4(x[e], outer[e]) for e in range(4)]
+        folder.tensors[head] = torch.stack([codes.mT for codes, _ in parts])
+        folder.tensors[f"{head}_weight_scale"] = torch.stack([scales.view(torch.uint8).mT for _, scales in parts]).view(
+            torch.float8_e4m3fn
+        )
+        folder.tensors[f"{head}_weight_scale_2"] = outer
+        folder.tensors[f"{head}_input_scale"] = torch.tensor(0.01)
+        folder.original[head] = x.mT.contiguous()
+    return folder
+
+
+def deepseek_4() -> Folder:
+    """FP8 tiles with E8M0 scales under the name `scale`, experts in MXFP4 bytes (int8)."""
+    folder = made("deepseek")
+    for name in [n for n in folder.tensors if n.endswith("weight_scale_inv")]:
+        module = name.removesuffix(".weight_scale_inv")
+        x = folder.original[f"{module}.weight"].float()
+        del folder.tensors[name]
+        if ".experts." in module:
+            q = nm.quantize(x, nm.MXFP4)
+            codes, scale = nm.layout.pack_nibbles(q.codes).view(torch.int8), q.scales
+        else:
+            scale = nm.encode((x.abs().max() / 448).view(1, 1), nm.E8M0, nm.Rounding.TOWARD_POSITIVE)
+            codes = (x / nm.decode(scale, nm.E8M0)).to(torch.float8_e4m3fn)
+        folder.tensors |= {f"{module}.weight": codes, f"{module}.scale": scale.view(torch.float8_e8m0fnu)}
+    folder.config["expert_dtype"] = "fp4"
+    return folder
+
+
+def quark() -> Folder:
+    """MXFP4 of AMD Quark."""
+    folder = made("mxfp4")
+    folder.tensors = {n.replace("weight_packed", "weight"): t for n, t in folder.tensors.items()}
+    weights = {"dtype": "fp4", "group_size": 32, "qscheme": "per_group", "scale_format": "e8m0"}
+    group = {"weight": weights, "input_tensors": {**weights, "is_dynamic": True}}
+    left = ["lm_head", "*mlp.gate"]
+    folder.config["quantization_config"] = {"quant_method": "quark", "global_quant_config": group, "exclude": left}
+    return folder
+
+
+def cross_attention() -> Folder:
+    """q reads another input than k and v, and need not share their outer scale; and no config at all."""
+    folder = made("modelopt")
+    for side in ("q", "k", "v"):
+        codes, scales = nvfp4(weight(64, 64, 7), torch.tensor(1e-4 if side == "q" else 2e-4))
+        head = f"blocks.0.attn2.to_{side}"
+        folder.tensors |= {f"{head}.weight": codes, f"{head}.weight_scale": scales}
+        folder.tensors |= {f"{head}.weight_scale_2": torch.tensor(1e-4 if side == "q" else 2e-4)}
+        folder.tensors |= {f"{head}.input_scale": torch.tensor(0.01)}
+    return folder
+
+
+LAYOUTS = {f.__name__: f for f in (stacked_turned, deepseek_4, quark, cross_attention)}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_further_layouts_pass(name: str, tmp_path: Path) -> None:
+    folder = LAYOUTS[name]()
+    for against in (False, True):
+        report = judged(folder, tmp_path, against)
+        assert report, report
+    nothing = Folder(folder.tensors, {}, None, folder.original).write(tmp_path / "bare")
+    (nothing / "config.json").unlink()
+    assert check_folder(nothing, tmp_path / "original")
+
+
+def test_padding_columns_decode_to_zero(tmp_path: Path) -> None:
+    """A product reads them; padding rows may hold what they like."""
+    folder = made("modelopt")
+    x = folder.original[f"{DOWN}.weight"]
+    for stale in (0.0, 0.5):
+        wide = torch.nn.functional.pad(x.float(), (0, 64, 0, 16), value=stale * float(x.abs().max()))
+        wide[128:] = 0.01
+        outer = folder.tensors[f"{DOWN}.weight_scale_2"]
+        folder.tensors[f"{DOWN}.weight"], folder.tensors[f"{DOWN}.weight_scale"] = nvfp4(wide, outer)
+        folder.config |= {"moe_intermediate_size": None, "hidden_size": None}
+        report = judged(folder, tmp_path, True)
+        assert bool(report) == (not stale), report
+        assert report or "columns beyond the original's do not decode to zero" in str(report)
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

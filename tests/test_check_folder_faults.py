@@ -95,8 +95,8 @@ FAULTS: dict[str, tuple[str, Edit, str, str]] = {
     ),
     "far outer": (
         "modelopt",
-        change("down_proj.weight_scale_2", lambda t: t / 500),
-        "more than 64 times larger or smaller than those of its siblings",
+        change("down_proj.weight_scale_2", lambda t: t / 5000),
+        "times smaller, than those of its siblings",
         DOWN,
     ),
     "no scale": ("modelopt", drop(f"{UP}.weight_scale"), "weight_scale is missing: the codes are there without it", UP),
@@ -195,7 +195,7 @@ FAULTS: dict[str, tuple[str, Edit, str, str]] = {
     ),
     "saturated scales": (
         "modelopt",
-        change("up_proj.weight_scale", lambda t: one(t, 0x7E, t.numel() * 3 // 4)),
+        change("up_proj.weight_scale", lambda t: one(t, 0x7E, t.numel() - 9)),
         "they saturate under their outer scale",
         f"{UP}.weight_scale",
     ),

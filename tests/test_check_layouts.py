@@ -516,6 +516,24 @@ def test_names_of_libraries_are_known(name: str):
     assert report and report.contracts, str(report)
 
 
+FACTOR = X.abs().max() / 2688
+
+
+@pytest.mark.parametrize("called", ["weight_scale_2", "weight_global_scale", "global_sf", "amax", "per_tensor_scale"])
+@pytest.mark.parametrize("stored", ["multiply by", "divide by", "largest magnitude"])
+def test_a_name_says_in_which_direction_an_outer_is_stored(called: str, stored: str):
+    """The same codes and scales, beside an outer in each direction under each name."""
+    said = {"weight_global_scale": "divide by", "global_sf": "divide by", "amax": "largest magnitude"}
+    numbers = {"multiply by": FACTOR, "divide by": 1 / FACTOR, "largest magnitude": FACTOR * 2688}
+    report = check({"x": X, "codes": Q.codes, "scales": Q.scales, called: numbers[stored]})
+    right = said.get(called, "multiply by")
+    assert bool(report) == (stored == right), str(report)
+    if not report:
+        words = f"the outer scale is called {called!r}, "
+        assert words in report.faults[0] and right in report.faults[0] and f"{stored} is stored" in report.faults[0]
+    assert check({"x": X, "codes": Q.codes, "scales": Q.scales, "outer": numbers[stored]})
+
+
 def test_a_padded_matrix_is_a_fault_only_where_nothing_says_so():
     d = te(scales=padded(Q.scales, 128, 8))
     assert "the scales are not swizzled" in check(d).faults[0] and check(d, scale_layout="row-major")

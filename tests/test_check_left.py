@@ -49,19 +49,18 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", FACTOR)
-def test_values_are_right_in_one_direction(name: str, dtype: torch.dtype):
+def test_values_are_right_in_one_direction(name: str):
+    dtype = torch.bfloat16 if "46" in name else torch.float32
     d = dump_of(name)
     right = (inner(d).double() * FACTOR[name].double()).to(dtype)
     ours = DIALECTS[name].dequantize(DIALECTS[name].quantize(X)).to(dtype)
     assert check(d | {"values": ours}, contract=name)
     assert torch.allclose(right.float(), ours.float(), rtol=2**-7)
     stored = inner(d) / d["outer"] if "divided" in WRONG[name] else inner(d) * d["outer"]
-    for contract in (None, name):
-        report = check(d | {"values": stored.to(dtype)}, contract=contract)
-        words = f"the outer scale is used in the wrong direction in values: {WRONG[name]}"
-        assert not report and words in report.faults[0], str(report)
+    report = check(d | {"values": stored.to(dtype)}, contract=name)
+    words = f"the outer scale is used in the wrong direction in values: {WRONG[name]}"
+    assert not report and words in report.faults[0], str(report)
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, 3.0])
@@ -82,7 +81,7 @@ def test_one_row_of_values_under_the_outer_of_another_fails():
     assert not report and "the first at (7, " in report.faults[0] and "times as large" in report.faults[0], str(report)
 
 
-@pytest.mark.parametrize("name", FACTOR)
+@pytest.mark.parametrize("name", ["compressed_tensors", "te_46"])
 def test_an_outer_that_the_dump_lacks_is_no_licence(name: str):
     d = dump_of(name)
     del d["outer"]
@@ -112,8 +111,7 @@ def test_a_stored_direction_that_the_contract_does_not_have_fails():
 # Outers. 256 blocks.
 
 
-@pytest.mark.parametrize("times", [0.5, 1.7, 4.0, 1000.0])
-@pytest.mark.parametrize("name", ["modelopt", "compressed_tensors", "te"])
+@pytest.mark.parametrize(("name", "times"), [("te", 0.5), ("compressed_tensors", 0.5), ("modelopt", 4.0), ("te", 1e3)])
 def test_a_calibrated_outer_passes(name: str, times: float):
     own = DIALECTS[name].quantize(X).outer
     stored = own / times if DIALECTS[name].direction == "encode" else own * times
@@ -123,8 +121,9 @@ def test_a_calibrated_outer_passes(name: str, times: float):
     assert (f"of 256 blocks {clipped} saturate, 0 vanish" in str(report)) == (clipped > 0) == (times < 1)
 
 
-@pytest.mark.parametrize("times", [1 / 8, 1e-30, 1e7])
-@pytest.mark.parametrize("name", ["modelopt", "compressed_tensors", "te"])
+@pytest.mark.parametrize(
+    ("name", "times"), [("te", 1 / 8), ("compressed_tensors", 1 / 4), ("modelopt", 1e-30), ("compressed_tensors", 1e7)]
+)
 def test_an_outer_that_leaves_nothing_fails(name: str, times: float):
     own = DIALECTS[name].quantize(X).outer
     stored = own / times if DIALECTS[name].direction == "encode" else own * times
@@ -132,8 +131,9 @@ def test_an_outer_that_leaves_nothing_fails(name: str, times: float):
     assert not report and "the outer scale is" in report.faults[0] and "of 256 blocks" in report.faults[0], str(report)
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, torch.inf, torch.nan])
-@pytest.mark.parametrize("name", ["compressed_tensors", "te"])
+@pytest.mark.parametrize(
+    ("name", "value"), [("te", 0.0), ("te", -1.0), ("modelopt", torch.nan), ("flashinfer", torch.inf)]
+)
 def test_an_outer_that_is_no_scale_fails(name: str, value: float):
     outer = torch.full((1, 1), value)
     d = dump_of(name, outer=outer)
@@ -142,7 +142,7 @@ def test_an_outer_that_is_no_scale_fails(name: str, value: float):
         assert not report and f"the outer scale is {value:g}" in report.faults[0], str(report)
 
 
-@pytest.mark.parametrize(("times", "row"), [(1e-3, 0), (1e8, 31), (torch.inf, 5), (0.0, 31)])
+@pytest.mark.parametrize(("times", "row"), [(1e-3, 0), (1e8, 31), (0.0, 5)])
 def test_one_bad_outer_among_rows_fails(times: float, row: int):
     outer = X.abs().amax(-1, keepdim=True) / 2688
     assert check(dump_of("modelopt", outer=outer))
@@ -203,7 +203,11 @@ SHARED = {
     "a row": (uniform(32, 1).expand(32, 128), "one random word serves each run of 128 values"),
     "antithetic": (
         torch.stack([HALVES, 1 - HALVES], -1).flatten(-2),
-        "the random words of values 1 apart are opposite",
+        "the random words of values 1 apart are correlated",
+    ),
+    "some of a column": (
+        uniform(2, 128).repeat_interleave(16, 0),
+        "the random words of values 128 apart are correlated",
     ),
     "one": (torch.full((32, 128), 0.4), "codes go to the farther neighbour from 0.400 of the way on"),
 }

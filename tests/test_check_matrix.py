@@ -11,7 +11,7 @@ from dump_samples import CODES, CONTENTS, MADE, OUTERS, SCALES, sample
 
 from hw.check import check
 
-SLICE = len(MADE)  # every dialect and format once
+SLICE = range(0, len(MADE), 4)  # every fourth dialect and format
 
 
 def alarms(samples) -> list[str]:
@@ -27,7 +27,7 @@ def passes(seeds) -> list[str]:
 
 
 def test_sound_dumps_pass():
-    found = alarms(sample(seed, *MADE[seed]) for seed in range(SLICE))
+    found = alarms(sample(seed, *MADE[seed]) for seed in SLICE)
     assert not found, "\n\n".join(found)
 
 

@@ -6,6 +6,7 @@ Oracles: a run of the final length from the start; learning rates by hand.
 """
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,30 @@ def threads(one_thread: None) -> None:
     """As the runs have."""
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> TrainConfig:
-    """Of ten steps, of which the last four are the decay."""
-    (tmp_path / "text").write_bytes(b"3+4=7, 8-2=6; " * 400)
-    run = {"steps": 10, "warmup": 2, "batch": 2, "grain": 2, "eval_sequences": 2, "eval_every": 5, "progress": "hide"}
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    """A run of eight steps, of which the last four are the decay."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "text").write_bytes(b"3+4=7, 8-2=6; " * 400)
+    run = {"steps": 8, "warmup": 2, "batch": 1, "grain": 1, "eval_sequences": 1, "eval_every": 5, "progress": "hide"}
     more = {"checkpoint_every": 1, "monitor_every": 0, "preset": "mxfp8", "model": SMALL}
-    wsd = {"schedule": "wsd", "decay_share": 0.4}
-    return TrainConfig(tmp_path / "run", data=str(tmp_path / "text"), **run, **more, **wsd)
+    made = TrainConfig(folder / "run", data=str(folder / "text"), schedule="wsd", decay_share=0.5, **run, **more)
+    train(made, ops)
+    return made
+
+
+@pytest.fixture
+def config(finished: TrainConfig, tmp_path: Path) -> TrainConfig:
+    """The same run, of which nothing is there yet."""
+    return dataclasses.replace(finished, out=tmp_path / "run")
+
+
+def finish(finished: TrainConfig, config: TrainConfig) -> None:
+    """Train `config`, or copy it if it is the finished run."""
+    if dataclasses.replace(config, out=finished.out) == finished:
+        shutil.copytree(finished.out, config.out)
+    else:
+        train(config, ops)
 
 
 def bits(folder: Path) -> tuple[object, ...]:
@@ -47,65 +64,61 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def longer(config: TrainConfig, **changes: Any) -> TrainConfig:
-    return dataclasses.replace(config, **({"steps": 15} | changes))
+    return dataclasses.replace(config, **({"steps": 12} | changes))
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"switch_at": 0.9, "switch_to": "bf16"}, {"schedule": "cosine", "min_lr_ratio": 1.0}]
-)
+COSINE = {"schedule": "cosine", "decay_share": TrainConfig.decay_share}
+
+
+@pytest.mark.parametrize("changes", [{}, {"switch_at": 0.8}, COSINE | {"min_lr_ratio": 1.0}])
 def test_a_lengthened_run_has_the_bits_of_a_long_one(
-    config: TrainConfig, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    finished: TrainConfig, config: TrainConfig, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if changes.get("schedule"):
-        changes = changes | {"decay_share": TrainConfig.decay_share}
     config = dataclasses.replace(config, **changes)
-    train(config, ops)
-    constant = config.min_lr_ratio == 1.0
+    finish(finished, config)
+    last = 8 if config.min_lr_ratio == 1.0 else 4
     # the last two, and the last one before the decay
-    assert checkpoint.steps(config.out) == ([9, 10] if constant else [6, 9, 10])
+    assert checkpoint.steps(config.out) == sorted({last, 7, 8})
     train(longer(config, out=config.out.with_name("whole")), ops)
     capsys.readouterr()
-    assert train(longer(config), ops).resumed_from == (10 if constant else 6)
+    assert train(longer(config), ops).resumed_from == last
     told = capsys.readouterr().err
-    assert (
-        f"{config.out} is lengthened from 10 steps to 15, from its checkpoint of step {10 if constant else 6}" in told
-    )
-    assert ("the steps after it are taken anew" in told) != constant
+    assert f"{config.out} is lengthened from 8 steps to 12, from its checkpoint of step {last} on" in told
+    assert ("the steps after it are taken anew, and checkpoint 8 is deleted" in told) == (last == 4)
     mine, whole = (bits(config.out.with_name(name)) for name in ("run", "whole"))
-    if constant:  # the last step of the shorter run was evaluated
-        mine[0][9].update({k: v for k, v in whole[0][9].items() if k.startswith("heldout")})
-    assert mine == whole and train(longer(config), ops).resumed_from == 15
+    if last == 8:  # the last step of the shorter run was evaluated
+        assert all(mine[0][7].pop(name) for name in ("heldout_ce", "heldout_bits_per_byte"))
+    assert mine == whole and train(longer(config), ops).resumed_from == 12
 
 
 def test_a_run_that_was_killed_while_it_was_lengthened_goes_on_either_way(
-    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: TrainConfig, config: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(config, ops)
-    finished = bits(config.out)
+    finish(finished, config)
     with monkeypatch.context() as patch:
         patch.setattr(log.checkpoint, "write_json", lambda *_: (_ for _ in ()).throw(OSError("full")))
         with pytest.raises(OSError, match="full"):
             train(longer(config), ops)
-    assert checkpoint.steps(config.out) == [6]
-    assert train(config, ops).resumed_from == 6 and bits(config.out) == finished
+    assert checkpoint.steps(config.out) == [4]
+    assert train(config, ops).resumed_from == 4 and bits(config.out) == bits(finished.out)
 
 
 def test_an_unfinished_run_is_lengthened_from_where_it_is(config: TrainConfig) -> None:
     def die(record: dict[str, Any]) -> None:
-        if record["step"] == 5:
+        if record["step"] == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         train(config, ops, die)
-    assert train(longer(config), ops).resumed_from == 5
+    assert train(longer(config, steps=9), ops).resumed_from == 3
 
 
-@pytest.mark.parametrize("steps", [3, 15])
+@pytest.mark.parametrize("steps", [3, 9])
 def test_a_run_without_a_checkpoint_takes_any_number_of_steps(config: TrainConfig, steps: int) -> None:
     def die(record: dict[str, Any]) -> None:
         raise KeyboardInterrupt
 
-    config = dataclasses.replace(config, schedule="cosine", decay_share=0.2, checkpoint_every=5)
+    config = dataclasses.replace(config, checkpoint_every=5, **COSINE)
     with pytest.raises(KeyboardInterrupt):
         train(config, ops, die)
     again = train(longer(config, steps=steps), ops)
@@ -116,31 +129,27 @@ def test_a_run_without_a_checkpoint_takes_any_number_of_steps(config: TrainConfi
     ("changes", "more", "says"),
     [
         (
-            {"schedule": "cosine", "decay_share": 0.2},
+            COSINE,
             {},
-            "to 15: it differs from one of 15 from step 3 on, and its checkpoint is of step 10",
+            "to 12: it differs from one of 12 from step 3 on, and its checkpoint is of step 8; runs with sched",
         ),
-        (
-            {"schedule": "cosine", "decay_share": 0.2},
-            {},
-            "runs with schedule wsd can be lengthened; go on from the weig",
-        ),
-        ({}, {"steps": 8}, "of 10 steps, which cannot become 8; use steps 10, or another out"),
-        ({}, {"lr": 0.1}, "holds a run with another configuration: steps .10 there, 15 now., lr"),
-        ({"checkpoint_every": 10}, {}, "from step 7 on, and it has no checkpoint up to step 6; runs with schedule wsd"),
-        ({"switch_at": 0.2}, {}, "it differs from one of 15 from step 3 on, and its checkpoint is of step 6"),
+        (COSINE, {}, "runs with schedule wsd can be lengthened; go on from the weights of this one by `fourbit export"),
+        ({}, {"steps": 6}, "of 8 steps, which cannot become 6; use steps 8, or another out"),
+        ({}, {"lr": 0.1}, "holds a run with another configuration: steps .8 there, 12 now., lr"),
+        ({"checkpoint_every": 8}, {}, "from step 5 on, and it has no checkpoint up to step 4; runs with schedule wsd"),
+        ({"switch_at": 0.3}, {}, "it differs from one of 12 from step 3 on, and its checkpoint is of step 4"),
     ],
 )
 def test_what_cannot_be_is_refused_and_changes_nothing(
-    config: TrainConfig, changes: dict[str, Any], more: dict[str, Any], says: str
+    finished: TrainConfig, config: TrainConfig, changes: dict[str, Any], more: dict[str, Any], says: str
 ) -> None:
     config = dataclasses.replace(config, **changes)
-    train(config, ops)
+    finish(finished, config)
     before = contents(config.out)
     with pytest.raises(ValueError, match=says):
         train(longer(config, **more), ops)
     assert contents(config.out) == before
-    assert train(config, ops).resumed_from == 10
+    assert train(config, ops).resumed_from == 8
 
 
 def test_a_tuned_run_names_the_next_stage(tmp_path: Path) -> None:
@@ -179,7 +188,7 @@ def test_a_warm_up_that_is_too_long_is_shortened(
     told: str | None,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    plain = {"schedule": "cosine", "decay_share": 0.2, "steps": 4, "lr": 1.0, "preset": "bf16"}
+    plain = COSINE | {"steps": 4, "lr": 1.0, "preset": "bf16"}
     train(dataclasses.replace(config, **(plain | changes)), ops)
     assert [record["lr"] for record in read_log(config.out / "log.jsonl")] == pytest.approx(rates)
     err = capsys.readouterr().err

@@ -87,6 +87,8 @@ def test_differences_are_paired_by_seed() -> None:
     one = compare(table[table.seed == 1], "b")
     assert math.isnan(one.half.iloc[0]) and "of one seed, which has no interval" in pipeline_page.sentences(one, "b")[0]
     assert pipeline_page.sentences(found.assign(half=0.01), "b")[0].endswith("which does not hold zero")
+    none = compare(table.assign(heldout_reward=math.nan), "b")
+    assert pipeline_page.sentences(none, "b")[1].startswith("a, held-out reward, greedy: nothing is held out, since")
 
 
 def test_what_cannot_be_run_is_told(

@@ -4,6 +4,7 @@ environments that fail score zero; a killed and resumed run has the bits of an u
 Oracles: formulas in plain Python; autograd of the formula on logits of each completion alone; a run without a kill.
 """
 
+import csv
 import dataclasses
 import itertools
 import json
@@ -396,3 +397,17 @@ def test_the_command_says_what_came_out(init: Path, tmp_path: Path, capsys: pyte
     for said in ("done", "was finished already"):
         assert fourbit.main(words) == 0
         assert f"rl in {tmp_path / 'run'} {said}: 2 steps, reward 0.000 in the first 1" in capsys.readouterr().out
+
+
+def test_what_the_readme_says_of_the_default_run_is_what_its_record_holds() -> None:
+    root = Path(fourbit.__file__).parent
+    readme = " ".join((root / "README.md").read_text().split())
+    with open(root / "tests" / "records" / "rl_arithmetic.csv") as file:
+        rows = list(csv.DictReader(file))
+    rewards = [float(row["reward"]) for row in rows]
+    means = [sum(rewards[i - 20 : i]) / 20 for i in range(20, 601)]
+    above = max(step for step, mean in enumerate(means, 20) if mean <= 0.8) + 1
+    assert len(rewards) == 600 and f"from {means[0]:.2f} in the first 20 steps to {means[-1]:.2f} in the last" in readme
+    assert f"stays above 0.8 from step {above} on" in readme
+    held_out = round(18 * float(rows[-1]["heldout_reward"]))
+    assert held_out == 1 and "while of 18 held-out sums one is right" in readme
