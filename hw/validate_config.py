@@ -56,9 +56,9 @@ class ValidateConfig:
 
     def check(self) -> None:
         """Raises ValueError for what cannot be used together, or not written."""
-        others = [name for name in ("compiled", "conversions", "products", "mutants") if getattr(self, name)]
         theirs = [name for name in _OF_OPS if getattr(self, name) != getattr(ValidateConfig, name)]
-        theirs = [name for name in theirs if name != "only" or not self.mutants]
+        theirs = [name for name in theirs if not (name == "only" and self.mutants)]
+        others = [name for name in ("compiled", "conversions", "products", "mutants") if getattr(self, name)]
         if self.ops is None and theirs:
             raise ValueError(
                 f"only, activations and html belong to --ops, own_random and huge too ({theirs[0]} is given); name an "
@@ -82,7 +82,8 @@ class ValidateConfig:
 
     def asked(self) -> dict[str, Any]:
         """What a record says was asked: everything but where it is written; what belongs to --ops with it alone."""
-        left_out = {"out", "html", "vectors", *(("ops", *_OF_OPS) if self.ops is None else ("products",))}
-        left_out = left_out - {"only"} if self.mutants else left_out | {"mutants"}
+        own = {"ops", *_OF_OPS} - ({"only"} if self.mutants else set())
+        left_out = {"out", "html", "vectors"} | (own if self.ops is None else {"products"})
+        left_out |= set() if self.mutants else {"mutants"}
         asked = {name: value for name, value in asdict(self).items() if name not in left_out}
         return {name: str(value) if isinstance(value, Path) else value for name, value in asked.items()}
