@@ -19,7 +19,7 @@ import numerics as nm
 from numerics import ops
 
 from .cases import DATA, EXPERTS, Cut, Draw, Inputs, Operation, Outputs, Shape, parts
-from .cases_edges import edge_operations, edges
+from .cases_edges import TURNS, edge_operations, edges
 from .cases_seam import ExpertPath, expert_paths, glu_backward_operation, path_operations
 
 Kind = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -118,7 +118,7 @@ def _pairs(
     for ours, theirs in zip(make(reference), make(judged), strict=True):
         function = ours.name.split()[0]
         bounded = accumulator == "library" or function == "router_gradient"
-        kinds = SUMMED if bounded else tuple(KINDS)
+        kinds = SUMMED if bounded else TURNS if ours.data == TURNS else tuple(KINDS)
         for place, dtype in enumerate(ours.dtypes):
             name = ours.name + f" {dtype}".replace("torch.", "") * (place > 0)
             pair = (replace(side, name=name, data=kinds, dtypes=(dtype,)) for side in (ours, theirs))
