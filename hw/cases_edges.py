@@ -5,6 +5,7 @@ data "edges"          block maxima that are a power of two times the largest ele
                       the order of the sum decides
 down_to_wire sent     a wire without rotation, and matrices that select columns: the wire gets the data as they are
 grad_to_wire powers   weights that are powers of two: the products keep the data's edges
+requantize_transpose  plain: codes become BF16 values, as they are and times the rows' factors
 """
 
 from __future__ import annotations
@@ -67,7 +68,10 @@ def edge_operations(p: ExpertPath, o: Any) -> list[Operation]:
     powers = Operation(
         f"grad_to_wire {p.name} powers", _powers, partial(_weighted, p, o), rows, TURNS, (torch.float32,)
     )
-    return [sent, powers]
+    values = Operation(
+        f"requantize_transpose {p.name} plain", partial(_coded, p), partial(_plain, o), None, TURNS, (torch.float32,)
+    )
+    return [sent, powers, values]
 
 
 def _selecting(d: Draw) -> Inputs:
@@ -89,3 +93,14 @@ def _powers(d: Draw) -> Inputs:
 
 def _weighted(p: ExpertPath, o: Any, i: Inputs) -> Outputs:
     return parts("payload", o.grad_to_wire(i["g"], i["tokens"], i["weights"], p.grad))
+
+
+def _coded(p: ExpertPath, d: Draw) -> Inputs:
+    x = d.tested(d.rows, d.shape.model)
+    return {"q": ops.quantize_tokens(x, p.activation), "rows": d.normal(d.rows, 1), "groups": d.groups}
+
+
+def _plain(o: Any, i: Inputs) -> Outputs:
+    values = o.requantize_transpose(i["q"], ops.Recast(None), i["groups"])
+    weighted = o.requantize_transpose(i["q"], ops.Recast(None), i["groups"], None, i["rows"])
+    return {"values": values, "weighted": weighted}

@@ -99,6 +99,8 @@ def source_of(case: SeamCase, i: Inputs, operand: str) -> Source | None:
             return _recast(i["w"], p.saved_weight, None, i["random"])
         if operand == "input":
             return _recast(i["q"], p.saved_input, i["groups"], i["random"])
+        if "plain" in case.words:
+            return Source(i["q"].dequantize() * (i["rows"] if operand == "weighted" else 1.0), ops.Cast(None))
         stochastic = nm.Rounding.STOCHASTIC
         if operand == "operand":
             return _recast(i["q"], ops.Recast(nm.MXFP8, "gradient", stochastic), i["groups"], i["random"])

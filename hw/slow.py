@@ -149,6 +149,10 @@ def _grad_to_wire(case: SeamCase, i: Inputs) -> Outputs:
 
 
 def _requantize_transpose(case: SeamCase, i: Inputs) -> Outputs:
+    if "plain" in case.words:
+        rows = decoded(i["q"])
+        weighted = [[mul32(v, w) for v in row] for row, (w,) in zip(rows, i["rows"].tolist(), strict=True)]
+        return {"values": bf16(rows), "weighted": bf16(weighted)}
     p, random, groups = case.path, i["random"], i["groups"]
     assert p is not None
     if "moved" in case.words:
