@@ -2,7 +2,7 @@
 
 Contract: a fault is in force while its operation runs and at no other time; each of the table is killed by a case of
 `validate --ops`; one that changes nothing survives, and the command then exits with 1. records/mutants_ops.json is
-what `fourbit validate --mutants --fast --out tests/records/mutants_ops.json` writes.
+what `fourbit validate --mutants --out tests/records/mutants_ops.json` writes.
 """
 
 import json
