@@ -99,6 +99,8 @@ def source_of(case: SeamCase, i: Inputs, operand: str) -> Source | None:
             return _recast(i["w"], p.saved_weight, None, i["random"])
         if operand == "input":
             return _recast(i["q"], p.saved_input, i["groups"], i["random"])
+        if operand == "values":
+            return Source(i["q"].dequantize(), ops.Cast(None))
         stochastic = nm.Rounding.STOCHASTIC
         if operand == "operand":
             return _recast(i["q"], ops.Recast(nm.MXFP8, "gradient", stochastic), i["groups"], i["random"])
