@@ -111,10 +111,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "gradient mode": (torch.is_grad_enabled, torch.set_grad_enabled),
     "flushing of subnormals": (lambda: _flushed(), torch.set_flush_denormal),
     "number of threads": (torch.get_num_threads, torch.set_num_threads),
-    "choice of deterministic algorithms": (
-        torch.are_deterministic_algorithms_enabled,
-        lambda on: torch.use_deterministic_algorithms(on, warn_only=True),
-    ),
+    "choice of deterministic algorithms": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     "seed of random numbers": (torch.initial_seed, torch.manual_seed),
     "current device": (lambda: _on_gpu(torch.cuda.current_device), lambda n: _on_gpu(torch.cuda.set_device, n)),
     "current stream": (lambda: _on_gpu(torch.cuda.current_stream), lambda s: _on_gpu(torch.cuda.set_stream, s)),

@@ -243,13 +243,14 @@ def _row_scale(o: Any, i: Inputs) -> Outputs:
 
 
 def _moved(p: ExpertPath, o: Any, i: Inputs) -> Outputs:
-    """A token's outer scale leaves the operand and multiplies the gradient's rows."""
+    """A token's outer scale leaves the operand and multiplies the gradient's rows; and the operand's values in BF16."""
     stochastic = nm.Rounding.STOCHASTIC
     saved, tokenwise = ops.Recast(nm.MXFP8, "gradient", stochastic), ops.Recast(nm.MXFP8, rounding=stochastic)
     rows = i["q"].outer if isinstance(i["q"], nm.BlockTensor) else None
     operand = o.requantize_transpose(i["q"], saved, i["groups"], i["random"])
     gradient = o.requantize_transpose(i["dy"], tokenwise, i["groups"], i["random"], rows)
-    return parts("operand", operand) | parts("gradient", gradient)
+    values = o.requantize_transpose(i["q"], ops.Recast(None), i["groups"])
+    return parts("operand", operand) | parts("gradient", gradient) | parts("values", values)
 
 
 # Operands that are rotated along their blocks, group by group, and then quantized with outer scales of their own.

@@ -140,7 +140,9 @@ def compare(row: Row, where: str, expected: Outputs, found: Outputs, x: Any) -> 
         place = place or (name, at)
         if row.first is None:
             value = f", input {x[at].item()!r}" if isinstance(x, Tensor) and x.shape == e.shape else ""
-            value += f"; all {f.numel()} of {name} are zero" * (f.numel() > 1 and _zeros(f) and not _zeros(e))
+            value += f"; all {f.numel()} of {name} are zero" * (
+                f.numel() > 1 and _zeros(name, f) and not _zeros(name, e)
+            )
             row.first = f"{where}: {name}{list(at)} is {show(f[at])}, should be {show(e[at])}{value}"
     for name in found.keys() - expected.keys():
         row.differing += found[name].numel()
@@ -148,9 +150,11 @@ def compare(row: Row, where: str, expected: Outputs, found: Outputs, x: Any) -> 
     return place
 
 
-def _zeros(x: Tensor) -> bool:
-    """Whether nothing but zeros of either sign is there; of bytes, their highest bit apart."""
-    return bool((x == 0).all() if x.dtype != torch.uint8 else (x & 0x7F == 0).all())
+def _zeros(name: str, x: Tensor) -> bool:
+    """Whether every value, or code, is a zero of either sign; scale bytes stand for none."""
+    if x.dtype == torch.uint8:
+        return name.endswith(".codes") and bool((x & 0x7F == 0).all())
+    return bool((x == 0).all())
 
 
 def bits_of(x: Tensor) -> Tensor:

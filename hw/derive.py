@@ -101,6 +101,8 @@ def source_of(case: SeamCase, i: Inputs, operand: str) -> Source | None:
             return _recast(i["q"], p.saved_input, i["groups"], i["random"])
         if "plain" in case.words:
             return Source(i["q"].dequantize() * (i["rows"] if operand == "weighted" else 1.0), ops.Cast(None))
+        if operand == "values":
+            return Source(i["q"].dequantize(), ops.Cast(None))
         stochastic = nm.Rounding.STOCHASTIC
         if operand == "operand":
             return _recast(i["q"], ops.Recast(nm.MXFP8, "gradient", stochastic), i["groups"], i["random"])

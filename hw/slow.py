@@ -161,7 +161,7 @@ def _requantize_transpose(case: SeamCase, i: Inputs) -> Outputs:
         if isinstance(i["q"], nm.BlockTensor) and i["q"].outer is not None:
             moved = [[mul32(v, outer_of(i["q"], r) or 1.0) for v in row] for r, row in enumerate(moved)]
         operand = along_rows("operand", decoded(i["q"], outer=False), cast, groups, random)
-        return operand | along_rows("gradient", moved, cast, groups, random)
+        return operand | along_rows("gradient", moved, cast, groups, random) | {"values": bf16(decoded(i["q"]))}
     found = along_rows(
         "input", decoded(i["q"]), ops.Cast(p.saved_input.fmt, None, p.saved_input.rounding), groups, random
     )

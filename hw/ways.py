@@ -141,11 +141,7 @@ def _flush(device: torch.device) -> AbstractContextManager[None]:
 
 def _filled(device: torch.device) -> AbstractContextManager[None]:
     """Torch fills what it allocates without a value with NaN and the largest integers."""
-
-    def put(on: object) -> None:
-        torch.use_deterministic_algorithms(bool(on), warn_only=True)
-
-    return _set(torch.are_deterministic_algorithms_enabled, put, True)
+    return _set(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, "warn")
 
 
 def _other(device: torch.device) -> AbstractContextManager[object]:

@@ -49,6 +49,8 @@ def multiplied(recipe: ExpertRecipe) -> dict[str, tuple[object, str, Kind | None
         def call(*args, **kwargs):
             result = getattr(ops, name)(*args, **kwargs)
             signs = args[5] if len(args) > 5 else None
+            if result is args[0]:  # BF16 from BF16: a tensor of its own identity
+                result = result.view_as(result)
             rotated[id(result)], sources[id(result)] = told_signs(signs), source_kind(args[0])
             calls.append(result)  # also keeps it, so that no identity is used twice
             return result

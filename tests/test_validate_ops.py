@@ -221,6 +221,7 @@ def test_an_operation_that_raises_fails_alone(tmp_path: Path, capsys: pytest.Cap
         ("return dh", "d_gate_up has torch.float32"),
         ("return [dh]", "glu_backward returned an object of type list instead of a tensor"),
         ("return None", "glu_backward returned None instead of a tensor"),
+        ("return true(dh, gate_up) * 0", "; all 5120 of d_gate_up are zero"),
         ("return true(dh, gate_up)[:, 1:]", "d_gate_up has torch.bfloat16 (40, 127) instead of"),
         ("out = true(dh, gate_up); dh.zero_(); return out", "glu_backward changes its argument dh"),
         ("return true(dh, gate_up).float().mul(1.01).bfloat16()", "should be"),
