@@ -128,7 +128,7 @@ def cases(dump: Dump, formats: tuple[str, ...] | None, axis: int, scale_layout: 
     if not found:
         own = [error for error in told if str(error).startswith(("outer", "groups", "signs", "codes reach from"))]
         if own or formats is not None:
-            raise (own or told)[0]
+            raise told[0] if formats is not None else own[0]
         shapes = ", ".join(f"{name} {tuple(dump[name].shape)}" for name in ("x", "codes", "scales"))
         raise ValueError(
             f"no format and no layout explain the shapes: {shapes}; pass codes like x, or two per byte, and one scale "

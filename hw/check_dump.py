@@ -159,7 +159,7 @@ def _typed(t: Tensor, name: str) -> Tensor:
             raise ValueError(f"{name} has dtype {t.dtype}: pass bytes (uint8, or a float8 or float4 dtype)")
         four = t.view(torch.int32) if t.dtype in (torch.int32, torch.uint32) else None
         t = t if t.dtype == torch.uint8 else t.to(torch.int64)
-        if four is not None and (name.endswith("scales") or (t.numel() and not -128 <= t.min() <= t.max() <= 255)):
+        if four is not None:
             return four
         if t.numel() and (int(t.min()) < -128 or int(t.max()) > 255):
             raise ValueError(f"{name} reach from {int(t.min())} to {int(t.max())}: pass bytes, 0 to 255")

@@ -65,6 +65,11 @@ def bytes_of(t: Tensor) -> Tensor:
     return t.flatten().view(torch.uint8).reshape(*t.shape[:-1], 4 * t.shape[-1])
 
 
+def one_each(t: Tensor) -> bool:
+    """Whether every int32 may hold a single byte."""
+    return not t.numel() or -128 <= int(t.min()) <= int(t.max()) <= 255
+
+
 def stale_codes(r: Reading, element: nm.Format) -> str | None:
     """The fault, if codes in padding columns of real rows are not zeros."""
     count = 0 if r.columns is None else int((nm.decode(r.columns, element) != 0).sum())
@@ -124,6 +129,8 @@ def _arranged(codes: Tensor, shape: tuple[int, ...]) -> Iterator[tuple[str, Tens
     """(words, bytes with as many axes as the tensor)."""
     words, rows = "", math.prod(shape[:-1])
     if codes.dtype == torch.int32:
+        if one_each(codes):
+            yield from _arranged(codes.bitwise_and(255).to(torch.uint8), shape)
         words, codes = ", four bytes in an int32", bytes_of(codes)
     if codes.ndim == len(shape) + 1:
         words, codes = words + f", in blocks of {codes.shape[-1]} bytes", codes.flatten(-2)

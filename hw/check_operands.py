@@ -22,7 +22,7 @@ from numerics.dialects_layout import LAYOUTS, Layout, scale_values
 
 from .check_case import with_tiles
 from .check_dump import Dump
-from .check_layouts import Reading, code_readings, stale_codes, stale_scales
+from .check_layouts import Reading, code_readings, one_each, stale_codes, stale_scales
 from .check_scale_layouts import scale_readings
 
 TILE = 128  # values of K in a kernel's tile
@@ -96,10 +96,12 @@ def _lengths(found: list[Operand]) -> set[int]:
 def _widths(dump: Dump, name: str, lead: tuple[int, ...], layout: Layout) -> list[int]:
     """Lengths along K that the codes may have."""
     codes, count = dump[f"{name}_codes"], math.prod(lead)
-    size = codes.numel() * codes.dtype.itemsize
-    if not count or size % count:
+    if not count or codes.numel() % count:
         raise ValueError(f"{name}_codes have shape {tuple(codes.shape)}: pass {(*lead, 'K')}, as the output has it")
-    return [size // count, 2 * size // count] if layout.element.bits <= 4 else [size // count]
+    size = codes.numel() // count
+    sizes = [size] if one_each(codes) else []
+    sizes += [4 * size] if codes.dtype == torch.int32 else []
+    return [times * size for size in sizes for times in ((1, 2) if layout.element.bits <= 4 else (1,))]
 
 
 def _readings(

@@ -26,7 +26,7 @@ import numerics as nm
 from numerics import layout as layouts
 from numerics.dialects_layout import LAYOUTS, Layout
 
-from .check_layouts import PADS, Reading, bytes_of, cut, padded
+from .check_layouts import PADS, Reading, bytes_of, cut, one_each, padded
 
 WORDS = (1, 4)  # of FP8 blocks' scales: 16 bytes of float32, or four in an int32
 
@@ -113,7 +113,7 @@ def _bytes(scales: Tensor) -> Iterator[tuple[str, str | None, Tensor]]:
     if scales.dtype == torch.uint8:
         yield "", None, scales
         return
-    if scales.numel() and -128 <= int(scales.min()) <= int(scales.max()) <= 255:
+    if one_each(scales):
         yield "", None, scales.bitwise_and(255).to(torch.uint8)
     for turned, t in (("", scales), (", transposed", scales.mT if scales.ndim > 1 else None)):
         if t is None:

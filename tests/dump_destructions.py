@@ -45,7 +45,7 @@ def laid(s: Sample, q: Quantized) -> Dump:
     """Other bytes in the layout of a sample."""
     _, _, codes, scales, _ = s.words
     dump = s.dump | {
-        "codes": laid_codes(q.codes, codes, LAYOUTS[s.fmt].element.bits),
+        "codes": laid_codes(q.codes, codes, LAYOUTS[s.fmt]),
         "scales": laid_scales(q.scales, scales, LAYOUTS[s.fmt], s.x.shape[-2]),
     }
     return dump | ({"outer": q.outer.contiguous()} if "outer" in dump and q.outer is not None else {})
@@ -217,11 +217,11 @@ def padding_changed(s: Sample, r: Random) -> tuple[str, Dump] | None:
     return "padding columns are stale", s.dump | {"codes": codes}
 
 
-def destruction(seed: int) -> Destroyed:
-    """The destroyed dump of a seed."""
+def destruction(seed: int, **laid_as: str) -> Destroyed:
+    """The destroyed dump of a seed. laid_as: how codes and scales lie, else drawn."""
     r = Random(seed)
     while True:
-        fixed = {"content": r.choice((*PLAIN, "ties", "constant")), "values": "none"}
+        fixed = {"content": r.choice((*PLAIN, "ties", "constant")), "values": "none"} | laid_as
         s = sample(r.randrange(1 << 30), **fixed)
         if not bool((s.x != 0).any()):
             continue

@@ -41,6 +41,8 @@ PLAIN = CONTENTS[:6]  # of which calibrations are drawn
 OUTERS = ("own", "absent", "four", "half", "rows")
 CODES = ("plain", "packed", "transposed", "packed, transposed", "padded")
 SCALES = ("plain", "swizzled", "transposed", "flat", "padded")
+RARE_CODES = ("halves", "in blocks", "int32")
+RARE_SCALES = ("8x4", "grid", "int32", "int32, swizzled", "int32, transposed", "each row", "other numbers")
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,16 @@ def outer_for(kind: str, d: Dialect, x: Tensor, fmt: str) -> Tensor | None:
     return stored.reshape([1] * x.ndim) if stored.ndim == 0 else stored
 
 
-def laid_codes(codes: Tensor, how: str, bits: int) -> Tensor:
-    """Codes as they are kept."""
-    packed = "packed" in how and bits == 4
+def laid_codes(codes: Tensor, how: str, layout: Layout) -> Tensor:
+    """Codes as they are kept; plain where the format or the shape does not allow that."""
+    whole = layout.element.bits == 4 and codes.shape[-1] % layout.block == 0
+    if how == "halves" and whole:
+        return nm.layout.pack_halves(codes, layout.block)
+    if how == "in blocks" and whole:
+        return nm.layout.pack_nibbles(codes).unflatten(-1, (-1, layout.block // 2))
+    if how == "int32" and whole:
+        return nm.layout.pack_nibbles(codes).view(torch.int32)
+    packed = "packed" in how and layout.element.bits == 4
     if packed:
         codes = nm.layout.pack_nibbles(pad(codes, (0, codes.shape[-1] % 2)))
     if how == "padded":
@@ -103,6 +112,8 @@ def laid_codes(codes: Tensor, how: str, bits: int) -> Tensor:
 
 def laid_scales(scales: Tensor, how: str, layout: Layout, rows: int) -> Tensor:
     """Scales as they are kept. Those of tiles are swizzled, as products read them, for each row; FP8's are not."""
+    if how in RARE_SCALES:
+        return rarely_laid(scales, how, layout, rows)
     if how == "swizzled" and scales.dtype == torch.uint8:
         if layout.tile > 1:
             scales = scales.repeat_interleave(layout.tile, -2)[..., :rows, :]
@@ -114,6 +125,29 @@ def laid_scales(scales: Tensor, how: str, layout: Layout, rows: int) -> Tensor:
         swizzled = nm.layout.padded_scales(rows, scales.shape[-1])
         return scales if whole.shape[-2:] == swizzled else whole  # that must be swizzled
     return scales.flatten() if how == "flat" else scales
+
+
+def rarely_laid(scales: Tensor, how: str, layout: Layout, rows: int) -> Tensor:
+    """Scales as a few libraries keep them; plain where the format or the shape does not allow that."""
+    bits = scales.contiguous().view(torch.int32) if layout.scale is None else scales
+    powers = layout.scale is None and bool(((bits & 0x7FFFFF) == 0).all() & (bits > 0).all())
+    if how == "other numbers" and layout.scale is not nm.E4M3:  # E8M0 in float32, float32 powers of two in E8M0
+        return (bits >> 23).to(torch.uint8) if powers else nm.decode(scales, nm.E8M0) if layout.scale else scales
+    if layout.scale is None and not powers:
+        return scales.repeat_interleave(layout.tile, -2)[..., :rows, :] if how == "each row" else scales
+    scales = (bits >> 23).to(torch.uint8) if powers else scales
+    scales = scales.repeat_interleave(layout.tile, -2)[..., :rows, :]
+    if how in ("int32", "int32, transposed"):
+        four = pad(scales, (0, -scales.shape[-1] % 4)).contiguous().view(torch.int32)
+        return four if how == "int32" else pad(four, (0, 0, 0, -rows % 4)).mT.contiguous()
+    if powers or how == "each row":
+        return scales
+    if how == "8x4":
+        return nm.layout.swizzle_scales_8x4(scales)
+    swizzled = nm.layout.swizzle_scales(scales)
+    if how == "int32, swizzled":
+        return swizzled.view(torch.int32)
+    return swizzled.view(*scales.shape[:-2], *nm.layout.padded_scales(rows, scales.shape[-1]))
 
 
 def sample(seed: int, name: str | None = None, fmt: str | None = None, **fixed: str) -> Sample:
@@ -139,7 +173,7 @@ def sample(seed: int, name: str | None = None, fmt: str | None = None, **fixed: 
         drawn["outer"] = "four"
     x = content(drawn["content"], shape, seed)
     q = d.quantize(x, fmt, outer=outer_for(drawn["outer"], d, x, fmt))
-    dump = {"x": x, "codes": laid_codes(q.codes, drawn["codes"], layout.element.bits)}
+    dump = {"x": x, "codes": laid_codes(q.codes, drawn["codes"], layout)}
     dump["scales"] = laid_scales(q.scales, drawn["scales"], layout, rows)
     if q.outer is not None and drawn["outer"] != "absent":
         dump["outer"] = q.outer.contiguous()
