@@ -19,6 +19,7 @@ import numerics as nm
 from numerics import ops
 
 from .cases import DATA, EXPERTS, Cut, Draw, Inputs, Operation, Outputs, Shape, parts
+from .cases_edges import edge_operations, edges
 from .cases_seam import ExpertPath, expert_paths, glu_backward_operation, path_operations
 
 Kind = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -49,7 +50,7 @@ def _outliers(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 RECORDED = "recorded"
 PRODUCTS = ("gate_up_glu", "down_to_wire", "grad_products")
-KINDS: dict[str, Kind] = DATA | {"ties": _ties, "outliers": _outliers}
+KINDS: dict[str, Kind] = DATA | {"ties": _ties, "outliers": _outliers, "edges": edges}
 FEW = ("normal", "ties", "denormals", "NaN, Inf")  # with --fast, of the oracle and of the paths but the first
 LATER, STREAMS, DRAWS, HUGE = "later calls", "streams", "draws", "2^31"
 WAYS = ("layouts", "settings", LATER, STREAMS)  # instead of a kind of data: other ways to pass it, see `ways`
@@ -154,7 +155,7 @@ def _more(p: ExpertPath, o: Any) -> list[Operation]:
         )
         drawn = Operation(f"grad_to_wire {p.name} drawn", _gradient, partial(_drawn, p, o), dtypes=fp32)
         found += [moved, drawn]
-    return found + (_rotated_operations(p, o) if p.name == "NVFP4" else [])
+    return found + edge_operations(p, o) + (_rotated_operations(p, o) if p.name == "NVFP4" else [])
 
 
 def _weight(p: ExpertPath, d: Draw) -> Inputs:

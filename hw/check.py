@@ -50,7 +50,8 @@ class CheckConfig:
     """A .safetensors or .npz file with x, codes and scales, or with the operands and output of a product; or the folder
     of a quantized checkpoint."""
     format: str | None = None
-    """nvfp4, mxfp8, mxs2f6, mxfp4, mxfp6_e2m3, mxfp6_e3m2 or mxfp8_e5m2; found out if left out."""
+    """nvfp4 (in tiles or not), nvfp4_2d, mxfp8, mxs2f6, mxfp4, mxfp6_e2m3, mxfp6_e3m2, mxfp8_e5m2, fp8_1x128 or
+    fp8_128x128; found out if left out."""
     axis: int = -1
     """The axis of x along which blocks run, -1 or -2."""
     contract: str | None = None

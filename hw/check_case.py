@@ -1,13 +1,8 @@
 """Which reading of a dump is right: formats, layouts, transforms and expert offsets, told apart by the values.
 
-A reading that is wrong in any of these decodes to something that does not point along x. For every row r, up to a
-factor (an outer scale, perhaps one per row),
-
-    error = mean over rows but zeros of 1 - <x_r, v_r>^2 / (|x_r|^2 |v_r|^2)        v: code value times block scale
-
-is about 0.01 for E2M1 and 0.001 for E4M3 where everything is read rightly; with tiles r is a row or a row of tiles,
-whichever is more alike. Of the readings whose error is least, or close to it, `check` takes the one that leaves the
-fewest bytes unexplained.
+A reading that is wrong in any of these decodes to something that does not point along x, not even up to a factor for
+each row, such as an outer scale: `check_likeness`. The error is about 0.01 for E2M1 and 0.001 for E4M3 where all is
+read rightly. Of the readings whose error is least, or close to it, `check` takes the one that explains the most bytes.
 """
 
 from __future__ import annotations
@@ -22,16 +17,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import numerics as nm
-from numerics.dialects_layout import LAYOUTS, Layout, scale_values
+from numerics.dialects_layout import LAYOUTS, Layout
 from numerics.folding import Folding
 from numerics.partition import Partition
 
 from .check_dump import Dump
 from .check_layouts import Reading, code_readings, stale_codes, stale_scales
+from .check_likeness import Decoded
 from .check_scale_layouts import scale_readings
 from .check_scope import Cut, Scope, cuts, scopes
 
-SAMPLE = 256  # rows that are compared
 CLOSE = 1.1  # times the least error: readings that go on to the comparison of bytes
 RIVAL = 2.0  # the same of readings that need no fault
 USUAL = 0.01  # an error that rounding may make: a rival may always have it
@@ -57,7 +52,7 @@ class Case:
         rows: how many places along the last but one are values. scope: the stored outer, and what shares it. unread:
             entries of scales that are not zero and that this reading leaves out. by_tiles: whether the rows of tiles
             have one scale although their largest values differ, and tiles have several.
-        words: how it was read. faults: what is wrong with lying or being cut so. error: see above.
+        words: how it was read. faults: what is wrong with lying or being cut so. error: see `check_likeness`.
         before: like x, before a Hadamard transform; None without one. dtypes: of the dump's floating-point tensors.
         turned: whether the dump's x was transposed, so that a row here is a column there.
     """
@@ -218,13 +213,14 @@ def _read(w: _Ways, codes: list[Reading], scales: list[Reading]) -> Iterator[Cas
     layout, partition = w.layout, Partition.of(w.x.shape[-1], w.layout.block, w.cut.groups)
     real = partition.split(torch.ones(w.x.shape[-1]), layout.block).flatten() > 0
     spread = [(c, _whole(c.tensor, partition, layout), stale_codes(c, layout.element)) for c in codes]
+    padding = [stale_scales(s, layout.scale) for s in scales]
+    decoded = Decoded.of([t for _, t, _ in spread], [s.tensor for s in scales], layout)
     for domain, bad_domain, rotated in _domains(w.x, w.dump.get("signs"), layout):
         target = _whole(rotated, partition, layout)
         before = None if rotated is w.x else _whole(w.x, partition, layout)
         uneven = layout.tile > 1 and _uneven(target, layout)
-        errors = _errors(target, [t for _, t, _ in spread], [s.tensor for s in scales], layout)
-        for ((c, t, beyond), s), error in zip(product(spread, scales), errors, strict=True):
-            told, stale = stale_scales(s, layout.scale)
+        pairs = product(spread, zip(scales, padding, strict=True))
+        for ((c, t, beyond), (s, (told, stale))), error in zip(pairs, decoded.errors(target), strict=True):
             faults = (bad_domain, c.fault, w.cut.fault, beyond, stale, *_lies(w, s))
             tiles = f"one scale for each {layout.tile} x {layout.block} tile" if layout.tile > 1 else ""
             words = (layout.name, domain, c.words, tiles, f"scales {s.words}{told}", w.cut.words, w.scope.words)
@@ -309,33 +305,3 @@ def _rotations(x: Tensor, signs: Tensor | None, layout: Layout) -> Iterator[tupl
     }
     for fault, rotated in wrong.items():
         yield "", fault, rotated
-
-
-def _errors(x: Tensor, codes: list[Tensor], scales: list[Tensor], layout: Layout) -> Iterator[float]:
-    """How far the decoded values of each pair of codes and scales are from pointing along x, see the module."""
-    if not x.numel():
-        yield from [0.0] * (len(codes) * len(scales))
-        return
-    lines, tile = x.flatten(0, -2), layout.tile
-    bands = torch.arange(0, len(lines) // tile, max(1, len(lines) // max(SAMPLE, tile)))
-    rows = (bands.unsqueeze(-1) * tile + torch.arange(tile)).flatten()
-    x = lines[rows].to(torch.float64)
-    decoded = [scale_values(s.flatten(0, -2)[rows // tile], layout.scale).to(torch.float64) for s in scales]
-    for c in codes:
-        element = nm.decode(c.flatten(0, -2)[rows], layout.element).to(torch.float64)
-        for scale in decoded:
-            value = element * scale.repeat_interleave(layout.block, -1)
-            errors = [_error(x.view(len(bands), -1), value.view(len(bands), -1))]
-            yield min([*errors, _error(x, value)]) if tile > 1 else errors[0]
-
-
-def _error(x: Tensor, value: Tensor) -> float:
-    """The error of the module's docstring."""
-    finite = torch.isfinite(x)  # NaN of a finite x is not like it
-    x, value = torch.where(finite, x, 0.0), torch.where(finite & torch.isfinite(value), value, 0.0)
-    largest = x.abs().amax(-1, keepdim=True)
-    x = x / torch.where(largest > 0, largest, 1.0)
-    dot, norms = (x * value).sum(-1), x.square().sum(-1) * value.square().sum(-1)
-    cosine = torch.where(norms > 0, dot.abs() * dot / torch.where(norms > 0, norms, 1.0), 0.0)
-    held = (1 - cosine)[(x != 0).any(-1)]  # rows of zeros, padding among them, say nothing: an outer may be 0
-    return float(held.mean()) if held.numel() else 0.0

@@ -35,8 +35,9 @@ class Way:
         return nm.encode(self.of(g), g.case.layout.element)
 
 
+Order = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 # x, scale, outer (float32) -> elements before rounding; e = 1 / outer
-ORDERS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+ORDERS: dict[str, Order] = {
     "x / (scale * outer)": lambda x, s, o, e: x / (s * o),
     "x * (1 / (scale * outer))": lambda x, s, o, e: x * (1 / (s * o)),
     "x * (1 / (scale * (1 / (1 / outer))))": lambda x, s, o, e: x * (1 / (s * (1 / e))),
@@ -84,13 +85,30 @@ def ways(law: ScaleLaw) -> Iterator[Way]:
     if law.dialect.outer_of is None:
         yield Way("x * (1 / scale) in FP32", lambda g: over32(g, seen(g, law) * (1 / stored(g))))
         return
-    for words, order in ORDERS.items():
-        yield Way(f"{words} in FP32", lambda g, k=order: over32(g, k(seen(g, law), stored(g), *_outer(g, law))))
+    for name, factor in factors(law).items():
+        for words, order in ORDERS.items():
+            formula = words.replace("outer", name)
+            yield Way(f"{formula} in FP32", lambda g, k=order, o=factor: over32(g, _ordered(g, law, k, o)))
 
 
-def _outer(g: Folded, law: ScaleLaw) -> tuple[Tensor, Tensor]:
-    factor = g.pick(law.factor)
-    return factor, 1 / factor
+def factors(law: ScaleLaw) -> dict[str, Tensor]:
+    """The outer scale to multiply decoded values by, float32, in the usual orders of operations."""
+    found = {"outer": law.factor}
+    if law.outer.amax is not None and law.dialect.scale_format == nm.E4M3:
+        amax = law.outer.amax
+        bound = min((2688.0, 1536.0, 1792.0), key=lambda m: float((amax / law.factor - m).abs().nan_to_num().max()))
+        found |= {
+            f"(A / {bound:g})": amax / bound,
+            f"(A * (1 / {bound:g}))": amax * (1 / torch.tensor(bound)),
+            f"(1 / ({bound:g} / A))": 1 / (bound / amax),
+            f"((A / 6) / {bound / 6:g})": amax / 6 / (bound / 6),
+        }
+    return {name: t for name, t in found.items() if name == "outer" or not torch.equal(t, law.factor)}
+
+
+def _ordered(g: Folded, law: ScaleLaw, order: Order, factor: Tensor) -> Tensor:
+    o = g.pick(factor)
+    return order(seen(g, law), stored(g), o, 1 / o)
 
 
 def over32(g: Folded, q: Tensor) -> Tensor:

@@ -90,9 +90,8 @@ def _guesses(f: Folded, sample: Sample, law: ScaleLaw, plain: CodeLaw, new: list
     """Faults of all codes, then of those in one place."""
     assert plain.make is not None
     yield from code_guesses(sample, law, new)
-    for place, mask in (
-        places(f.lines(plain.wrong), ("column", "row") if f.case.turned else ("row", "column")) if new else ()
-    ):
+    names = ("column", "row") if f.case.turned else ("row", "column")
+    for place, mask in places(f.lines(plain.wrong), names, int(plain.wrong.any(-1).sum())) if new else ():
         for guess in code_guesses(sample, law, new[:1]):
             yield within(guess, place.words, f.blocked(mask), plain.make)
 

@@ -99,7 +99,8 @@ def _joined(f: Folded, wrong: Tensor, conditions: Callable[[Folded], Masks], dis
     of_scales, row, column = wrong.shape[-1] == 1, *(("column", "row") if f.case.turned else ("row", "column"))
     if of_scales and f.case.layout.tile > 1:
         row = f"row of {f.case.layout.tile} x {f.case.layout.block} tiles"
-    where = places(wrong.squeeze(-1), (row, "block")) if of_scales else places(f.lines(wrong), (row, column))
+    lines, names = (wrong.squeeze(-1), (row, "block")) if of_scales else (f.lines(wrong), (row, column))
+    where = places(lines, names, int(wrong.any(-1).sum()))
     parts = [f"all in {' of '.join(place.words for place, _ in reversed(where))}"] if where else []
     return ": " + ", ".join([*parts, *_holding(f, wrong, conditions), distance])
 

@@ -6,10 +6,11 @@ For every block b with values x_b and decoded v_b,
 
 Nearest, stochastic and calibrated codes have an error below `LIMIT`, r_b above 0.9, c_b near 1, and a middle c_b within
 `SLACK` of 1 (or up to 1.3, if they are cut toward zero). A block is off if c_b is by more than `OFF`. It is gone if r_b
-is below a half or c_b a factor of four away, and a row if its error is `ODD` times the middle one: no quantizer does
-that. Blocks below the smallest normal scale are left out, and those that are small beside their row, which calibration
-may spend. Rules that round a power-of-two scale down cut values off, up to `CUT` times the largest code: where
-something is found in MX formats, such elements count as exact, and it is looked for again.
+or c_b is below a quarter, or c_b above four, and a row if its error is `ODD` times the middle one. Not counted are
+blocks below the smallest normal scale, and errors below `SPENT`, which calibration may make to spare others; nor are
+gone ones where twice as many lie between them and the sound ones, as the tail of calibration does. Rules that round a
+power-of-two scale down cut values off, up to `CUT` times the largest code: where something is found in MX formats, such
+elements count as exact, and it is looked for again.
 
 Where more than `SHARE` of all blocks are off, or error or factor are, `check_folder_explain` looks for the reading that
 fits. Every row is decoded, a chunk at a time.
@@ -31,6 +32,7 @@ from .check_folder_report import Finding
 CHUNK = 1 << 19  # values that are decoded together
 ODD = 6.0  # times the middle error of rows, where that is above half of `LIMIT`
 OFF, SHARE = 0.34, 0.02
+SPENT = 0.2  # times the mean energy of a row's blocks: what calibration may spend on one of them
 CUT = 1.5  # times the largest code: powers of two to the nearest in log2 leave sqrt(2), and its rounding
 BINS = 1001  # of factors, in log2 from -1 to 1
 BLOCK = 16  # values whose factor is compared, at least
@@ -98,7 +100,7 @@ def beside(m: Matrix, of: int, original: Rows, shape: tuple[int, int], cut: floa
     tall = min(m.block[0], m.rows)
     step = max(1, CHUNK // max(m.columns, 1) // tall) * tall
     totals = torch.zeros(3, dtype=torch.float64)  # <x, x>, <x, v>, <v, v>
-    off = gone = blocks = padding = 0
+    off = gone = between = blocks = padding = 0
     where, ratios, bins = (m.rows, -1, m.columns, -1), [], torch.zeros(BINS)
     for first in range(0, rows, step):
         raw = elements(m, of, first, min(first + step, rows))
@@ -111,11 +113,13 @@ def beside(m: Matrix, of: int, original: Rows, shape: tuple[int, int], cut: floa
             x = torch.where(top & (ratio > 1) & (ratio <= cut), v[:, :columns], x)
         s = _sums(x, v[:, :columns], _width(m))
         totals += torch.stack([t.sum(dtype=torch.float64) for t in (s.energy, s.dot, s.own)])
-        one, other = _off(s, _floor(m, of, grid, first, len(v)), m.fmt)
+        one, other, half = _off(s, _floor(m, of, grid, first, len(v)))
         bins += torch.histc((s.dot / s.own).log2(), BINS, -1.0, 1.0)  # neither NaN nor what is beyond is counted
         ratios.append(_row_errors(s, _floor(m, of, grid, first, len(v))))
         blocks, off, gone = blocks + one.numel(), off + int(one.sum()), gone + int(other.sum())
+        between += int(half.sum())
         where = _box(where, other, first, columns, _width(m))
+    gone = 0 if between > 2 * gone else gone
     rows_off = _odd(torch.cat(ratios), m.fmt) if ratios else torch.zeros(0, dtype=torch.bool)
     if not gone and bool(rows_off.any()):
         gone = int(rows_off.sum()) * (-(-columns // _width(m)))
@@ -160,16 +164,16 @@ def _sums(x: Tensor, v: Tensor, width: int) -> _Sums:
     return _Sums(x, v, torch.einsum("rbk,rbk->rb", x, v), own, torch.einsum("rbk,rbk->rb", x, x))
 
 
-def _off(s: _Sums, floor: Tensor, fmt: str) -> tuple[Tensor, Tensor]:
-    """Which blocks of a row are off, and which are gone, bool (rows, blocks)."""
+def _off(s: _Sums, floor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Which blocks of a row are off, which are gone, and which are between gone and sound, bool (rows, blocks)."""
     c = torch.where(s.own > 0, s.dot / torch.where(s.own > 0, s.own, 1.0), 0.0)
     r = torch.where(s.energy > 0, c * s.dot / torch.where(s.energy > 0, s.energy, 1.0), 0.0)
-    off, gone = (c - 1).abs() > OFF, (r < 0.5) | (c < 0.25) | (c > 4.0)
+    off, gone, between = (c - 1).abs() > OFF, (r < 0.25) | (c < 0.25) | (c > 4.0), r < 0.8
     if not bool((off | gone).any()):
-        return off, gone
+        return off, gone, between & False
     large = _large(s, floor)
-    error = s.energy - 2 * s.dot + s.own
-    return off & large, gone & large & (error > LIMIT[fmt] * s.energy.mean(-1, keepdim=True))
+    much = large & (s.energy - 2 * s.dot + s.own > SPENT * s.energy.mean(-1, keepdim=True))
+    return off & large, gone & much, between & ~gone & much
 
 
 def _large(s: _Sums, floor: Tensor) -> Tensor:
@@ -185,9 +189,11 @@ def _row_errors(s: _Sums, floor: Tensor) -> Tensor:
 
 
 def _odd(errors: Tensor, fmt: str) -> Tensor:
-    """Which rows have an error far above the others', bool."""
+    """Which rows have an error far above the others', bool; none if there are as many on the way."""
     usual = torch.nanmedian(errors)
-    return (errors > ODD * usual) & (errors > LIMIT[fmt] / 2)
+    odd = (errors > ODD * usual) & (errors > LIMIT[fmt] / 2)
+    way = (errors > ODD / 2 * usual) & ~odd
+    return odd & (way.sum() < odd.sum())
 
 
 def _box(box: Box, bad: Tensor, first: int, columns: int, width: int) -> Box:

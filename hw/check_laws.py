@@ -109,7 +109,8 @@ def _guesses(f: Folded, dialects: list[Dialect], plain: list[ScaleLaw], nearest:
     yield from rounded_guesses(sample, bases)
     yield from (Guess(law.fault or "", lambda g, law=law: law.steps(g).scales, law) for law in plain if not law.count)
     yield from scale_guesses(sample, bases[:BASES])
-    for place, mask in places(nearest.wrong, ("column" if f.case.turned else "row", "block")):
+    names = ("column" if f.case.turned else "row", "block")
+    for place, mask in places(nearest.wrong, names, nearest.count):
         for guesses in (rounded_guesses, scale_guesses):
             for guess in guesses(sample, bases[:1]):
                 yield within(guess, place.words, mask.unsqueeze(-1), lambda g: nearest.steps(g).scales)

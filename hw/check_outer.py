@@ -109,6 +109,12 @@ def judge_outer(found: Identification, f: Folded, names: tuple[str, ...], contra
     if kind == "own":
         return _left_under(Meaning(d, f.outer, torch.tensor(True)), f, [f"outer: {d.prose.outer}"], [])
     if kind == "given":  # of an x that says little, other dialects may make the same bytes and lose it
+        unrotated = next((d for d in dialects if _of_before(d, f)), None)
+        if unrotated is not None:
+            fault = (
+                f"the outer scale is that of x before the Hadamard transform: {unrotated.name} has that of x after it"
+            )
+            return Judgement(_given(unrotated, f).meaning, (), (fault,))
         given = [_given(d, f)]
         given += [_given(d, f) for d in dialects[1:] if given[0].faults]
         return next((judged for judged in given if not judged.faults), given[0])
@@ -154,6 +160,11 @@ def _alike(a: Tensor, b: Tensor) -> Tensor:
     return torch.isclose(*torch.broadcast_tensors(a, b), rtol=0.0, atol=0.0, equal_nan=True)
 
 
+def _of_before(d: Dialect, f: Folded) -> bool:
+    """Whether what is stored is what a dialect would derive from x before a Hadamard transform."""
+    return f.outer is not None and f.before is not None and _near(f.outer, f.before.own(d).stored)
+
+
 STORED = {"decode": "a factor to multiply by", "encode": "a factor to divide by", "amax": "the largest magnitude"}
 
 
@@ -179,8 +190,11 @@ def upside_down(d: Dialect, f: Folded) -> bool:
     """Whether what is stored is 1 over what a dialect would store."""
     assert f.outer is not None
     own = f.own(d).stored
-    inverse, same = (torch.isclose(f.outer, t, rtol=1e-6, atol=0.0).all() for t in (torch.ones(1) / own, own))
-    return bool(inverse) and not bool(same)
+    return _near(f.outer, torch.ones(1) / own) and not _near(f.outer, own)
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    return bool(torch.isclose(*torch.broadcast_tensors(a, b), rtol=1e-6, atol=0.0).all())
 
 
 def _related(d: Dialect, f: Folded, asked: bool) -> tuple[list[str], list[str]]:

@@ -177,7 +177,7 @@ def _where(t: Tried, y: Tensor) -> str:
     """In which rows, columns or experts the elements outside are, and how many times the exact ones, if that is one
     number."""
     wrong, words = t.ratio > 1, ""
-    found = [place for place, _ in places(wrong, ("row", "column"))]
+    found = [place for place, _ in places(wrong, ("row", "column"), int(wrong.sum()))]
     groups = t.way.offsets
     if groups is not None and len(groups) > 2:
         of = torch.bucketize(torch.arange(len(y)), torch.tensor(groups[1:-1]), right=True)

@@ -79,10 +79,11 @@ def _ordinal(n: int) -> str:
     return f"{n:,}{'th' if n % 100 in (11, 12, 13) else ends.get(n % 10, 'th')}"
 
 
-def places(wrong: Tensor, names: tuple[str, str]) -> list[tuple[Place, Tensor]]:
+def places(wrong: Tensor, names: tuple[str, str], events: int) -> list[tuple[Place, Tensor]]:
     """Per axis, the place where all `wrong` ones (bool (..., rows, columns)) lie, and its mask, which broadcasts to
-    them. `names`: of indices along the last two axes; with one axis before them, that counts experts."""
-    ndim, events, found = wrong.ndim, int(wrong.any(-1).sum()), []
+    them. `names`: of indices along the last two axes; with one axis before them, that counts experts. events: how many
+    of them chance would have put there one by one."""
+    ndim, found = wrong.ndim, []
     for d in range(ndim):
         name = names[d - ndim] if d >= ndim - 2 else "expert" if ndim == 3 else f"axis-{d} index"
         hit = wrong.any(tuple(k for k in range(ndim) if k != d)) if ndim > 1 else wrong

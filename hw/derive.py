@@ -88,7 +88,8 @@ def source_of(case: SeamCase, i: Inputs, operand: str) -> Source | None:
         return Source(swiglu.swiglu(*gate_up.to(torch.bfloat16).chunk(2, dim=-1)).to(torch.float32), p.activation)
     if case.function == "down_to_wire":
         y = nm.matmul(i["x"], i["w"], groups=i["groups"])
-        y = y if p.wire.signs is None else nm.hadamard(y, len(p.wire.signs), p.wire.signs)
+        signs = None if "sent" in case.words else p.wire.signs
+        y = y if signs is None else nm.hadamard(y, len(signs), signs)
         return Source(y, ops.Cast(p.wire.fmt))
     if case.function == "grad_to_wire":
         sent = i["g"].to(torch.float32).index_select(0, i["tokens"]) * i["weights"]

@@ -100,13 +100,14 @@ def _wide(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def _full_sums() -> Iterator[None]:
-    """FP32 products in FP32, and sums of BF16 products in FP32 throughout."""
+    """FP32 products in FP32, sums of BF16 products in FP32 throughout, and no gradients: products write into `out`."""
     matmul = torch.backends.cuda.matmul
     before = torch.get_float32_matmul_precision(), matmul.allow_bf16_reduced_precision_reduction
     torch.set_float32_matmul_precision("highest")
     matmul.allow_bf16_reduced_precision_reduction = False
     try:
-        yield
+        with torch.no_grad():
+            yield
     finally:
         torch.set_float32_matmul_precision(before[0])
         matmul.allow_bf16_reduced_precision_reduction = before[1]

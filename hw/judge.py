@@ -58,13 +58,14 @@ class Expected:
 
 @dataclass(frozen=True)
 class Judge:
-    """Runs cases. `ours`, `theirs`: the functions of both sides."""
+    """Runs cases. `ours`, `theirs`: the functions of both sides. at_once: a line ends at its first failing shape."""
 
     config: ValidateConfig
     sides: Sides
     ours: Calls
     theirs: Calls
     recorded: dict[str, Tensor]
+    at_once: bool = False
 
     def row(self, case: SeamCase, data: str, calls: Callable[[Judge, OpsRow, SeamCase], None] | None = None) -> OpsRow:
         """One case, over all shapes and seeds, or by `calls`."""
@@ -81,7 +82,7 @@ class Judge:
             for shape in SHAPES:
                 for where, draw in self.draws(row, shape, case.ours.dtypes[0], data):
                     self.judge(row, case, shape.name, f"{shape.name}, {where}", case.ours.make(draw))
-                    if row.not_run is not None:
+                    if row.not_run is not None or (self.at_once and row.failed):
                         return row
         reused = self.theirs.reused()
         if reused is not None:

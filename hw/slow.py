@@ -113,7 +113,8 @@ def _rotated(row: Row, signs: Tensor | None, inverse: bool = False) -> Row:
 def _down_to_wire(case: SeamCase, i: Inputs) -> Outputs:
     assert case.path is not None
     wire = case.path.wire
-    y = [_rotated(row, wire.signs) for row in _product(i["x"], i["w"], i["groups"])]
+    signs = None if "sent" in case.words else wire.signs
+    y = [_rotated(row, signs) for row in _product(i["x"], i["w"], i["groups"])]
     return along_features("payload", y, ops.Cast(wire.fmt))
 
 

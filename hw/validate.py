@@ -21,7 +21,7 @@ compared.
 
 With --conversions the GPU's own `cvt` instructions are compared instead: see `conversions`; with --products the sums of
 its tensor cores: see `products`. With --ops somebody's
-implementation of the seam is judged, ours included: see `validate_ops`.
+implementation of the seam is judged, ours included: see `validate_ops`; with --mutants that judge is: see `kill_score`.
 
 Exit status: 0 if something was compared and nothing differs, 1 if not, 2 if there is no such device; with --ops also 2
 if nothing of the implementation could run.
@@ -42,7 +42,7 @@ from tqdm import tqdm
 
 from numerics import compiled
 
-from . import conversions, products, validate_ops
+from . import conversions, kill_score, products, validate_ops
 from .cases import Cut as Cut
 from .cases import Draw, Operation, Run
 from .cases_compiled import compiled_operations
@@ -104,6 +104,8 @@ def main(argv: list[str]) -> int:
     config.check()
     if config.ops is not None:
         return validate_ops.main(config)
+    if config.mutants:
+        return kill_score.main(config)
     try:
         device = resolve(config.device)
         if config.compiled:

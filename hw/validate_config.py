@@ -32,6 +32,9 @@ class ValidateConfig:
     """Instead, compare the sums of the GPU's tensor cores, c + a @ b.T in five formats, with their model."""
     vectors: Path | None = None
     """With --products: an npz file for corners of the products, operands and results of the hardware."""
+    mutants: bool = False
+    """Instead, the kill score of --ops: faults are put into its operations one by one on the CPU, and its cases must
+    find each. --only chooses by "operation: fault"; with --fast a fault is left at its first failing case."""
     ops: str | None = None
     """Instead, judge an implementation of the operations of `numerics.ops`: emulated, triton, blackwell,
     blackwell-library, or yours: an importable module such as mykernels.ops, or a .py file, with any of these functions
@@ -54,12 +57,13 @@ class ValidateConfig:
     def check(self) -> None:
         """Raises ValueError for what cannot be used together, or not written."""
         theirs = [name for name in _OF_OPS if getattr(self, name) != getattr(ValidateConfig, name)]
+        theirs = [name for name in theirs if not (name == "only" and self.mutants)]
+        others = [name for name in ("compiled", "conversions", "products", "mutants") if getattr(self, name)]
         if self.ops is None and theirs:
             raise ValueError(
                 f"only, activations and html belong to --ops, own_random and huge too ({theirs[0]} is given); name an "
                 "implementation, such as --ops emulated"
             )
-        others = [name for name in ("compiled", "conversions", "products") if getattr(self, name)]
         if self.ops is not None and others:
             raise ValueError(f"ops={self.ops!r} with --{others[0]}: they are different comparisons; give one of them")
         if len(others) > 1:
@@ -78,11 +82,8 @@ class ValidateConfig:
 
     def asked(self) -> dict[str, Any]:
         """What a record says was asked: everything but where it is written; what belongs to --ops with it alone."""
-        left_out = (
-            "out",
-            "html",
-            "vectors",
-            *(("ops", *_OF_OPS) if self.ops is None else ("products",)),
-        )
+        own = {"ops", *_OF_OPS} - ({"only"} if self.mutants else set())
+        left_out = {"out", "html", "vectors"} | (own if self.ops is None else {"products"})
+        left_out |= set() if self.mutants else {"mutants"}
         asked = {name: value for name, value in asdict(self).items() if name not in left_out}
         return {name: str(value) if isinstance(value, Path) else value for name, value in asked.items()}

@@ -29,13 +29,13 @@ from typing import Any
 import numpy as np
 import tyro
 
-from . import vectors_blocks, vectors_casts, vectors_products, vectors_random, vectors_wire
+from . import vectors_blocks, vectors_casts, vectors_flashinfer, vectors_products, vectors_random, vectors_wire
 from .vectors_case import Case
 
-VERSION = 1
-HASH = "0708ee95ddf49928f8855ac50e0e80977b685c8e48d0c2888fc33fc9e0a45b54"
+VERSION = 2
+HASH = "1a6324188fa2f89c9bea72090ff2af75aa6a674da7a29db00e9baedd841044aa"
 
-INDEX, READER = "index.json", "vectors_reader.py"
+INDEX, READER, FLASHINFER = "index.json", "vectors_reader.py", "flashinfer"
 FAMILIES = {
     "blocks": vectors_blocks.cases,
     "casts": vectors_casts.cases,
@@ -51,6 +51,7 @@ NOTES = (
     "expected one is this project's reading."
 )
 _DTYPES = {"uint8": "U8", "uint16": "U16", "uint32": "U32", "int64": "I64", "float32": "F32"}
+_DTYPES |= {"int8": "I8", "int16": "I16", "int32": "I32"}  # of `vectors_flashinfer` alone
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class VectorsConfig:
 
     out: Path = Path("pack")
     """Folder to write: a new one, an empty one, or an older pack, which is replaced."""
+    flashinfer: bool = False
+    """Write the folder `flashinfer` in it as well: the same cases as definitions and workloads of FlashInfer-Bench."""
 
 
 def safetensors(tensors: dict[str, np.ndarray]) -> bytes:
@@ -152,7 +155,7 @@ def write(out: Path) -> dict[str, bytes]:
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"out={out} is a file: name a folder")
-    ours = {INDEX, READER, "__pycache__", *(f"{name}.safetensors" for name in FAMILIES)}
+    ours = {INDEX, READER, FLASHINFER, "__pycache__", *(f"{name}.safetensors" for name in FAMILIES)}
     others = sorted({path.name for path in out.glob("*")} - ours) if out.exists() else []
     if others:
         raise ValueError(f"out={out} holds {others[0]}, which belongs to no pack: name a new folder")
@@ -164,10 +167,24 @@ def write(out: Path) -> dict[str, bytes]:
     return files
 
 
+def write_flashinfer(out: Path) -> None:
+    """Write the data set of `vectors_flashinfer` into `out`, in the place of an older one, and print what it holds."""
+    made = vectors_flashinfer.exported([case for name in sorted(FAMILIES) for case in FAMILIES[name]()])
+    shutil.rmtree(out, ignore_errors=True)
+    for name, raw in made.files.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_bytes(raw)
+    count = sum(name.startswith("definitions/") for name in made.files)
+    print(f"{out}: {count} definitions, {made.cases} workloads; run flashinfer-bench with --rtol 1e-300 --atol 1e-300")
+    print(f"left out, since outputs are not finite: {len(made.left_out)} cases, {', '.join(made.left_out)}")
+
+
 def main(argv: list[str]) -> int:
     """`fourbit vectors`: write the pack and print its hash; 1 if these are not the bytes of this version."""
     config = tyro.cli(VectorsConfig, args=argv, prog="fourbit vectors")
     files = write(config.out)
+    if config.flashinfer:
+        write_flashinfer(config.out / FLASHINFER)
     found, count = digest(files), len(json.loads(files[INDEX])["cases"])
     size = sum(map(len, files.values())) / 1e6
     print(f"{config.out}: {count} cases, {size:.1f} MB, version {VERSION}, sha256 {found}")

@@ -186,9 +186,14 @@ def _choices() -> list[Case]:
 def _stochastic() -> list[Case]:
     """Stochastic rounding along features: MXFP8, and NVFP4 under the rule that leaves it headroom; rows of experts."""
     listed, groups = [], (0, 3, 3, 8)
-    for fmt, rule, scope in ((nm.MXFP8, "rceil", "none"), (nm.NVFP4, "unbiased", "tensor")):
+    usual = truncated(bell((8, 80), 236))
+    small = usual * powers([0, -14, -15, -16, -17, -18, -20, -22])[:, None]  # seven rows of subnormal scales
+    for fmt, rule, scope, pattern, x in (
+        (nm.MXFP8, "rceil", "none", "stochastic", usual),
+        (nm.NVFP4, "unbiased", "tensor", "stochastic", usual),
+        (nm.NVFP4, "unbiased", "tensor", "stochastic_subnormal_scales", small),
+    ):
         random = nm.Random((7, 11), (64 * 3 + 5, 12), rows=groups)
-        x = truncated(bell((8, 80), 236))
         chosen = None if scope == "none" else scope
         q = nm.quantize(x, fmt, outer=chosen, rule=rule, rounding=Rounding.STOCHASTIC, random=random)
         expert = torch.tensor([0, 0, 0, 2, 2, 2, 2, 2])[:, None]
@@ -208,7 +213,7 @@ def _stochastic() -> list[Case]:
             fmt, scope, 1, rule=rule, rounding="stochastic", key=[7, 11], counter=[197, 12], rows=list(groups)
         )
         inputs = {"x": x, "random_bits": bits}
-        name = f"quantize/{fmt.name}/stochastic"
+        name = f"quantize/{fmt.name}/{pattern}"
         listed.append(case(name, "quantize", text, parameters, inputs, parts(q)))
     return listed
 

@@ -104,10 +104,18 @@ def _combine() -> list[Case]:
     sent = case("combine/send", "combine_send", text, parameters, {"x": y, "signs": signs}, stored)
     slots = (words(10 * 3, 95) % 24).view(10, 3)
     weights = (1 + words(10 * 3, 96) % 1023).to(torch.float32).view(10, 3) * 2.0**-10
-    out, _ = ops.aggregate(payload, slots, weights, wire)
+    # a term that is taken away again, before or behind a small one: only this order of the sum gives these bits
+    large = weights[:, :1] * 2.0**22
+    before = torch.arange(10)[:, None] % 2 == 0
+    far_slots = torch.where(before, slots[:, [0, 0, 1]], slots[:, [1, 0, 0]])
+    small = weights[:, 1:2]
+    far = torch.where(before, torch.cat((large, -large, small), 1), torch.cat((small, large, -large), 1))
     text = f"""The rows of each token, slots[t, 0], slots[t, 1], .., decoded (code * scale, exact), each multiplied by
         weights[t, k], added in the order of k (first product + second product, and so on), then rotated back.
         {INVERSE.format(**named)} The result is rounded once to BF16, nearest even, and given as float32."""
-    inputs = {**stored, "slots": slots, "weights": weights, "signs": signs}
-    received = case("combine/receive", "combine_receive", text, parameters, inputs, {"out": out.to(torch.float32)})
-    return [sent, received]
+    listed = [sent]
+    for name, rows, factors in (("receive", slots, weights), ("receive_order", far_slots, far)):
+        out = ops.aggregate(payload, rows, factors, wire)[0].to(torch.float32)
+        inputs = {**stored, "slots": rows, "weights": factors, "signs": signs}
+        listed.append(case(f"combine/{name}", "combine_receive", text, parameters, inputs, {"out": out}))
+    return listed

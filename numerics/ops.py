@@ -256,7 +256,8 @@ def requantize_transpose(
         signs: of a block Hadamard along axis -2 that comes after that, as in `quantize_tokens`.
 
     Returns:
-        Operand of the shape of `q`, blocks along axis -2; bfloat16 if `recast.fmt` is None.
+        Operand of the shape of `q`, blocks along axis -2; bfloat16 if `recast.fmt` is None, and then `q` itself where
+        it is bfloat16 and nothing else is asked for.
     """
     require_operand(q, "q")
     require_kind(recast, Recast, "recast", "pass a Recast")
@@ -268,6 +269,8 @@ def requantize_transpose(
     if isinstance(q, BlockTensor) and recast.fmt is not None and as_it_is:
         outer = "drop" if recast.outer == "gradient" else recast.outer
         return requantize(q, recast.fmt, -2, groups, outer, recast.rounding, random)
+    if isinstance(q, Tensor) and q.dtype == torch.bfloat16 and recast.fmt is None and as_it_is:
+        return q
     values = q.dequantize() if isinstance(q, BlockTensor) else q.to(torch.float32)
     values = values if rows is None else values * rows
     return quantize_tokens(values, Cast(recast.fmt, recast.scope, recast.rounding), random, groups, -2, signs)

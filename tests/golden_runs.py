@@ -81,10 +81,25 @@ def record(name: str) -> dict[str, Any]:
         train(config, ops)
         records = read_log(path / "run" / "log.jsonl")
         identity = json.loads((path / "run" / "config.json").read_text())
-        about = {"torch": environment("cpu")["torch"].partition("+")[0], "machine": platform.machine()}
+        about = {
+            "torch": environment("cpu")["torch"].partition("+")[0],
+            "machine": platform.machine(),
+            "processor": processor(),
+        }
     identity.pop("data")
     numbers = {key: [r[key] for r in records] for key in NUMBERS}
     return {"config": identity, "recorded_on": about, "heldout_ce": records[-1]["heldout_ce"]} | numbers
+
+
+def processor() -> str:
+    """Who made the processor, as Linux names it: with equal instructions two makers' bits still differed."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), platform.processor()
+    )
 
 
 def records(setting: dict[str, str]) -> dict[str, Any]:

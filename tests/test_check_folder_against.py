@@ -28,6 +28,7 @@ from folder_cases import (
     transposed_content,
     weight,
 )
+from torch import Tensor
 
 import numerics as nm
 from hw.check import check
@@ -282,3 +283,38 @@ def test_no_destruction_passes_beside_the_original(seeds: range, tmp_path: Path)
         tried += bool(what)
         assert not what or not check_folder(folder.write(tmp_path / "quantized"), originals[maker]), what
     assert tried > 0.8 * len(seeds)
+
+
+def calibrated(w: Tensor, correlation: float, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """(packed codes, scales, outer) by GPTQ (Frantar and others, arXiv:2210.17323): column by column, each error spread
+    over the later ones by the inverse of the inputs' second moments."""
+    n, k = w.shape
+    shared = torch.randn(4 * k, 8, generator=generator) @ torch.randn(8, k, generator=generator)
+    x = (1 - correlation) * torch.randn(4 * k, k, generator=generator) + correlation * shared
+    moments = (x.mT @ x) / len(x)
+    moments += 0.01 * moments.diagonal().mean() * torch.eye(k)
+    spread = torch.linalg.cholesky(torch.linalg.inv(moments), upper=True)
+    left, outer = w.clone(), w.abs().max() / 2688
+    codes, scales = (torch.zeros(n, m, dtype=torch.uint8) for m in (k, k // 16))
+    for j in range(k):
+        if j % 16 == 0:
+            scales[:, j // 16] = nm.encode(left[:, j : j + 16].abs().amax(1) / 6 / outer, nm.E4M3)
+        step = nm.decode(scales[:, j // 16], nm.E4M3) * outer
+        codes[:, j] = nm.encode(torch.where(step > 0, left[:, j] / step, 0.0), nm.E2M1)
+        error = (left[:, j] - nm.decode(codes[:, j], nm.E2M1) * step) / spread[j, j]
+        left[:, j + 1 :] -= error.unsqueeze(1) * spread[j, j + 1 :]
+    return nm.layout.pack_nibbles(codes), scales.view(torch.float8_e4m3fn), outer
+
+
+@pytest.mark.parametrize("correlation", [0.5, 0.9])
+def test_calibrated_codes_are_the_originals(correlation: float, tmp_path: Path) -> None:
+    """Errors that were moved to other columns, up to whole blocks, are no alarm."""
+    folder, generator = made("modelopt"), torch.Generator().manual_seed(0)
+    x = torch.randn(128, 256, generator=generator) * 0.02
+    codes, scales, outer = calibrated(x, correlation, generator)
+    folder.tensors = {f"{Q}.weight": codes, f"{Q}.weight_scale": scales, f"{Q}.weight_scale_2": outer}
+    folder.tensors[f"{Q}.input_scale"] = torch.ones(())
+    folder.original = {f"{Q}.weight": x}
+    folder.config |= {"hidden_size": 256, "num_hidden_layers": 1}
+    report = judged(folder, tmp_path, against=True, shards=1)
+    assert report, report

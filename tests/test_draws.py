@@ -21,7 +21,7 @@ from hw import ways
 from hw.draws import Draws, interval
 from hw.judge_draws import randoms
 
-N, ROWS, COLUMNS = 93, 128, 128
+N, ROWS, COLUMNS = 93, 96, 96
 NAMES = tuple(name for name, _ in randoms(nm.Random((0, 0))))
 NEAREST, SR = nm.Rounding.NEAREST_EVEN, nm.Rounding.STOCHASTIC
 Rng = np.random.Generator
@@ -88,17 +88,17 @@ FAULTS: dict[str, tuple[Words, str]] = {
     "no grain": (lambda g: same_for(g, "grain"), "words do not depend on the grain as they should"),
     "one word": (lambda g: one_per(g, ROWS, COLUMNS), "words are shared by lanes"),
     "a word for each block": (lambda g: one_per(g, 1, 32), "words are shared by lanes"),
-    "a word for each pair": (lambda g: one_per(g, 1, 2), "words are shared by lanes: 64 pairs of lanes are correlated"),
+    "a word for each pair": (lambda g: one_per(g, 1, 2), "pairs of lanes are correlated, most 28 and 29 (+0."),
     "rows alike": (lambda g: one_per(g, ROWS, 1), "words are shared by rows: "),
     "every other row": (lambda g: one_per(g, 2, 1), "words are shared by rows: "),
-    "opposite lanes": (opposite, "words are shared by lanes: 64 pairs of lanes are correlated, most 122 and 123 (-0.8"),
+    "opposite lanes": (opposite, "pairs of lanes are correlated, most 24 and 25 (-0."),
     "rows overlap": (
         lambda g: stream(g, 16 * ROWS + COLUMNS, 16),
         "words come again 1 rows and -16 col",
     ),
     "draws overlap": (lambda g: stream(g, 1, COLUMNS), "words come again in the next draw, -1 elements further"),
     "8 bits": (lambda g: plain(g) & 0xFF00, "fractions below 2^-8 never round away from zero"),
-    "8 bits behind": (lambda g: plain(g) | 0xFF, "fractions near 2^-12 round away from zero"),
+    "8 bits behind": (lambda g: plain(g) | 0xFF, "fractions near 2^-11 round away from zero"),
     "4 bits": (lambda g: plain(g) & 0xF000, ": 4 random bits, or words that are too small"),
     "half of the range": (lambda g: plain(g) >> 1, "fractions below 2^-1 never round away from zero"),
     "the larger of two": (lambda g: np.maximum(plain(g), plain(g)), "bias between 0 and 0.00195312: +0."),
@@ -114,19 +114,15 @@ def test_words_with_a_fault_are_found(name: str, q: Tensor) -> None:
     assert any(said in text for text in found), found
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_independent_words_pass(seed: int, q: Tensor) -> None:
     """Of 16 bits, and of 32, which know fractions that 16 do not."""
     rng = np.random.default_rng(seed)
     made = draws(q, coded(q, plain(rng)))
     assert made.findings() == []
-    assert len(made.remarks()) == 1 and "at least 12 random bits" in made.remarks()[0]
-    fine = [nm.encode(q, nm.E4M3, SR, torch.from_numpy(rng.integers(0, 1 << 32, q.shape)), random_width=32)]
-    fine += [
-        nm.encode(q, nm.E4M3, SR, torch.from_numpy(rng.integers(0, 1 << 32, q.shape)), random_width=32)
-        for _ in NAMES[1:]
-    ]
-    assert draws(q, torch.stack(fine)).findings() == []
+    assert len(made.remarks()) == 1 and "at least 11 random bits" in made.remarks()[0]
+    wide = (torch.from_numpy(rng.integers(0, 1 << 32, q.shape)) for _ in NAMES)
+    assert draws(q, torch.stack([nm.encode(q, nm.E4M3, SR, w, random_width=32) for w in wide])).findings() == []
 
 
 def test_words_that_are_as_random_as_needed_in_no_more_than_a_million(q: Tensor) -> None:
