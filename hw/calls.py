@@ -4,7 +4,7 @@ After each call of a judged function must be unchanged, bit for bit:
 
     its arguments    shape, strides, and the whole memory behind every tensor, what lies outside of a view included
     torch            default dtype, precision of FP32 products, autograd, flushing, threads, current device and stream
-    earlier results  of the last `KEPT` calls: a function must not use the memory of a result again
+    earlier results  of the last `KEPT` calls, and of each function's first: their memory must not be used again
 
 What changed is put back, so that it spoils no other comparison, and `Wrong` says what it was.
 """
@@ -161,6 +161,7 @@ class Calls:
         self.passed: Callable[[Tensor], Tensor] | None = None
         self.careful = self.looks = careful
         self._results: deque[tuple[str, list[tuple[Tensor, Tensor]]]] = deque(maxlen=KEPT)
+        self._firsts: dict[str, list[tuple[Tensor, Tensor]]] = {}
         for name, function in functions.items():
             setattr(self, name, self._watched(name, function))
 
@@ -170,9 +171,10 @@ class Calls:
 
     def reused(self) -> str | None:
         """The function of an earlier result that is no more what it was; None: all are."""
-        for name, pairs in self._results:
+        for name, pairs in (*self._results, *self._firsts.items()):
             if any(not torch.equal(memory(x), copy) for x, copy in pairs):
                 self._results.clear()
+                self._firsts.pop(name, None)
                 return name
         return None
 
@@ -216,5 +218,7 @@ class Calls:
                 )
         inputs = {k.tensor.untyped_storage().data_ptr() for k in kept}
         own = [x for x in tensors(result) if x.untyped_storage().data_ptr() not in inputs]
-        self._results.append((name, [(x, memory(x).clone()) for x in own]))
+        pairs = [(x, memory(x).clone()) for x in own]
+        self._results.append((name, pairs))
+        self._firsts.setdefault(name, pairs)
         return result

@@ -20,6 +20,7 @@ from numerics import ops
 from .cases import EXPERTS, Cut, Draw, Inputs, Operation, Outputs, parts
 from .cases_seam import ExpertPath
 
+TURNS = ("ties", "edges")  # the data of these operations
 TOPS = (448.0, 6.0, 127 / 64)  # the largest elements of MXFP8, MXFP4 and MXS2F6
 
 
@@ -60,8 +61,12 @@ def edge_operations(p: ExpertPath, o: Any) -> list[Operation]:
     if p.grad.fmt is None:
         return []
     rows, by_expert = Cut(0, ("tokens", "weights")), Cut(0, ("x",), ("w",))
-    sent = Operation(f"down_to_wire {p.name} sent", _selecting, partial(_sent, p, o), by_expert)
-    powers = Operation(f"grad_to_wire {p.name} powers", _powers, partial(_weighted, p, o), rows)
+    sent = Operation(
+        f"down_to_wire {p.name} sent", _selecting, partial(_sent, p, o), by_expert, TURNS, (torch.bfloat16,)
+    )
+    powers = Operation(
+        f"grad_to_wire {p.name} powers", _powers, partial(_weighted, p, o), rows, TURNS, (torch.float32,)
+    )
     return [sent, powers]
 
 

@@ -19,7 +19,7 @@ import numerics as nm
 from numerics import ops
 
 from .cases import DATA, EXPERTS, Cut, Draw, Inputs, Operation, Outputs, Shape, parts
-from .cases_edges import edge_operations, edges
+from .cases_edges import TURNS, edge_operations, edges
 from .cases_seam import ExpertPath, expert_paths, glu_backward_operation, path_operations
 
 Kind = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -52,7 +52,7 @@ RECORDED = "recorded"
 PRODUCTS = ("gate_up_glu", "down_to_wire", "grad_products")
 KINDS: dict[str, Kind] = DATA | {"ties": _ties, "outliers": _outliers, "edges": edges}
 FEW = ("normal", "ties", "denormals", "NaN, Inf")  # with --fast, of the oracle and of the paths but the first
-LATER, STREAMS, DRAWS, HUGE = "later calls", "streams", "draws", "2^31"
+LATER, STREAMS, DRAWS, LARGE, HUGE = "later calls", "streams", "draws", "2^16", "2^31"
 WAYS = ("layouts", "settings", LATER, STREAMS)  # instead of a kind of data: other ways to pass it, see `ways`
 SUMMED = ("normal", "outliers", "row scales", "holes", "denormals")  # of intervals: no sum overflows
 
@@ -118,7 +118,7 @@ def _pairs(
     for ours, theirs in zip(make(reference), make(judged), strict=True):
         function = ours.name.split()[0]
         bounded = accumulator == "library" or function == "router_gradient"
-        kinds = SUMMED if bounded else tuple(KINDS)
+        kinds = SUMMED if bounded else TURNS if ours.data == TURNS else tuple(KINDS)
         for place, dtype in enumerate(ours.dtypes):
             name = ours.name + f" {dtype}".replace("torch.", "") * (place > 0)
             pair = (replace(side, name=name, data=kinds, dtypes=(dtype,)) for side in (ours, theirs))
@@ -179,7 +179,7 @@ def _cast_rows(p: ExpertPath, o: Any, i: Inputs) -> Outputs:
 
 def _gradient(d: Draw) -> Inputs:
     tokens = torch.from_numpy(d.rng.integers(0, max(d.tokens, 1), d.rows))
-    random = nm.Random((8, 1), (69, 15), d.groups)
+    random = nm.Random((-8, 1 << 40 | 5), (1 << 31, (1 << 32) - 2), d.groups)  # words are taken modulo 2^32
     return {"g": d.tested(d.tokens, d.shape.model), "tokens": tokens, "weights": d.normal(d.rows, 1), "random": random}
 
 

@@ -70,7 +70,7 @@ def over(x: Tensor, divisor: Tensor) -> Tensor:
 def exact_quotient(law: ScaleLaw) -> Way:
     """Real quotients by the stored scales and the law's outer."""
     words = "x / scale" if law.dialect.outer_of is None else "x / (scale * outer)"
-    return Way(words, lambda g: over(seen(g, law).to(torch.float64), _divisor(g, law)))
+    return Way(words, law.quotient)
 
 
 def _divisor(g: Folded, law: ScaleLaw) -> Tensor:

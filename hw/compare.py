@@ -88,13 +88,15 @@ class OpsRow(Row):
 
     Args:
         function: of the seam. against: what it was compared with. derivation: how the first wrong element should come
-        to be. repeat: the command that repeats the case alone.
+        to be. repeat: the command that repeats the case alone. other_words: whether codes are what other random
+        words give.
     """
 
     function: str = ""
     against: str = ""
     derivation: tuple[str, ...] = ()
     repeat: str | None = None
+    other_words: bool = False
 
     def __str__(self) -> str:
         first = f"  not run: {self.not_run}" if self.not_run is not None else f"  {self.first}" if self.first else ""
@@ -138,11 +140,17 @@ def compare(row: Row, where: str, expected: Outputs, found: Outputs, x: Any) -> 
         place = place or (name, at)
         if row.first is None:
             value = f", input {x[at].item()!r}" if isinstance(x, Tensor) and x.shape == e.shape else ""
+            value += f"; all {f.numel()} of {name} are zero" * (f.numel() > 1 and _zeros(f) and not _zeros(e))
             row.first = f"{where}: {name}{list(at)} is {show(f[at])}, should be {show(e[at])}{value}"
     for name in found.keys() - expected.keys():
         row.differing += found[name].numel()
         row.first = row.first or f"{where}: {name} should not be there"
     return place
+
+
+def _zeros(x: Tensor) -> bool:
+    """Whether nothing but zeros of either sign is there; of bytes, their highest bit apart."""
+    return bool((x == 0).all() if x.dtype != torch.uint8 else (x & 0x7F == 0).all())
 
 
 def bits_of(x: Tensor) -> Tensor:

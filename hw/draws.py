@@ -105,8 +105,8 @@ class Draws:
     def remarks(self) -> list[str]:
         """What was measured, in words."""
         n, between = len(self.codes), int(self.between.sum())
-        if not between:
-            return ["no element lies between two codes"]
+        if not between or any(self.alone()):
+            return [] if between else ["no element lies between two codes"]
         count, trials = self._levels()[0], self._levels()[1]
         error, t = self._overall()
         known = [k for k in range(1, BITS + 1) if float(trials[k]) >= 25 and float(count[k]) > 0]

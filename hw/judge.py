@@ -25,10 +25,6 @@ from .validate_config import ValidateConfig
 from .ways import WAYS_KINDS
 
 ORACLE = "scalar oracle"
-OTHER_WORDS = (
-    "each of these codes is one of its element's two neighbours, as other random words give them: --own-random judges "
-    "such words over many draws"
-)
 CUT = ("ragged", "empty experts", "odd widths")  # shapes that are computed in pieces too
 
 
@@ -65,6 +61,7 @@ class Judge:
     ours: Calls
     theirs: Calls
     recorded: dict[str, Tensor]
+    diagnosed: set[str] = field(default_factory=set)
     at_once: bool = False
 
     def row(self, case: SeamCase, data: str, calls: Callable[[Judge, OpsRow, SeamCase], None] | None = None) -> OpsRow:
@@ -206,8 +203,7 @@ class Judge:
             row.derivation = derivation(case, inputs, *place, expected, found)
             operand, _, part = place[0].partition(".")
             pairs = neighbours(case, inputs, expected) if part == "codes" and not self.config.own_random else {}
-            if operand in pairs and not bool(beyond(pairs[operand], found[place[0]]).any()):
-                row.derivation += (OTHER_WORDS,)
+            row.other_words = operand in pairs and not bool(beyond(pairs[operand], found[place[0]]).any())
         except (RuntimeError, IndexError, ValueError, TypeError, KeyError) as error:
             row.derivation = (f"no derivation of these outputs ({type(error).__name__}: {error})",)
 

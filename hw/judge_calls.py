@@ -23,7 +23,7 @@ from .cases import Inputs, Operation, Outputs
 from .cases_ops import LATER, STREAMS, SeamCase
 from .compare import OpsRow, compare, move
 from .judge import Judge
-from .ways import LARGE, SMALL, WAYS
+from .ways import FEW_ROWS, MORE_ROWS, WAYS
 
 WAIT = 50_000_000  # cycles of a GPU, about 30 ms: long beside a launch
 ROUNDS = 8
@@ -34,7 +34,7 @@ def ways(judge: Judge, row: OpsRow, case: SeamCase) -> None:
     device = judge.sides.whole.device
     for kind, alike in groupby(WAYS[row.data], attrgetter("data")):
         chosen = [way for way in alike if not way.absent(device)]
-        for shape in SMALL if judge.config.fast else LARGE:
+        for shape in FEW_ROWS if judge.config.fast else MORE_ROWS:
             where, inputs = judge.drawn(row, case, shape, kind)
             expected = judge.expected(case, inputs)
             for way in chosen:
@@ -46,7 +46,7 @@ def ways(judge: Judge, row: OpsRow, case: SeamCase) -> None:
 
 def _two(judge: Judge, row: OpsRow, case: SeamCase) -> tuple[str, Inputs, Inputs]:
     """A shape, and two draws of its inputs."""
-    shape = (SMALL if judge.config.fast else LARGE)[0]
+    shape = (FEW_ROWS if judge.config.fast else MORE_ROWS)[0]
     return shape.name, *(judge.drawn(row, case, shape, kind)[1] for kind in ("mixed", "normal"))
 
 

@@ -1,13 +1,13 @@
-"""The line "2^31" of `validate --ops --huge`: tensors of more than 2^31 elements, on a GPU.
+"""The lines "2^16" and, with --huge, "2^31" of `validate --ops`: tensors of a few more elements than that.
 
-A kernel whose index, or byte offset, has 32 bits goes wrong beyond 2^31 or 2^32 of them. The inputs are made on the
-device: BF16 and FP32 values, and operands of random bytes. R rows of WIDE elements are a little more than LIMIT
-elements. What is compared with the emulation, which sees nothing but these rows:
+A kernel whose index, or byte offset, has 32 bits goes wrong beyond 2^31 or 2^32 of them, one of 16 bits beyond 2^16.
+The inputs are made on the device: BF16 and FP32 values, and operands of random bytes. R rows of `wide` elements are a
+little more than the limit. What is compared with the emulation, which sees nothing but these rows:
 
-    experts      the first, the last, and one whose rows lie on both sides of element LIMIT; the others are huge
+    experts      the first, the last, and one whose rows lie on both sides of the limit; the others are huge
     rows         of operations without experts the same rows, and as many at random places
 
-Needs a GPU with `MEMORY`; what runs out of memory there is not run.
+2^31 needs a GPU with `MEMORY`; what runs out of memory there is not run.
 """
 
 from __future__ import annotations
@@ -23,33 +23,36 @@ from torch import Tensor
 import numerics as nm
 from numerics import ops
 
-from .calls import mapped
+from .calls import Wrong, mapped
 from .cases import EXPERTS, Inputs, Outputs, narrow
-from .cases_ops import SeamCase
+from .cases_ops import HUGE, LARGE, SeamCase
 from .cases_seam import ExpertPath
 from .compare import OpsRow, move
 from .judge import Judge
 
-LIMIT, WIDE, NARROW = 1 << 31, 2080, 64  # a multiple of 32 that divides LIMIT nowhere
+LIMITS = {LARGE: (1 << 16, 96), HUGE: (1 << 31, 2080)}  # elements, and of a row: a multiple of 32, no power of two
+NARROW = 64
 MEMORY = 100 << 30
 SMALL = (0, 2, 4)  # experts that are compared
 
 
 @dataclass(frozen=True)
 class Huge:
-    """Makes what a case takes. rows: R. groups: of five experts, multiples of 32."""
+    """Makes what a case takes. rows: R, of `wide` elements. groups: of five experts, multiples of 32."""
 
     path: ExpertPath | None
     rows: int
+    wide: int
     groups: tuple[int, ...]
     generator: torch.Generator
 
     @staticmethod
-    def of(path: ExpertPath | None, device: torch.device) -> Huge:
-        boundary = LIMIT // WIDE // 32 * 32
+    def of(path: ExpertPath | None, limit: str, device: torch.device) -> Huge:
+        elements, wide = LIMITS[limit]
+        boundary = elements // wide // 32 * 32
         rows = boundary + 128
         groups = (0, 32, boundary - 32, boundary + 32, rows - 32, rows)
-        return Huge(path, rows, groups, torch.Generator(device).manual_seed(5))
+        return Huge(path, rows, wide, groups, torch.Generator(device).manual_seed(5))
 
     def values(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.randn(shape, dtype=dtype, device=self.generator.device, generator=self.generator)
@@ -89,34 +92,34 @@ class Huge:
 
 
 def _tokens(h: Huge) -> Inputs:
-    return {"x": h.values(h.rows, WIDE), "groups": h.groups, "random": nm.Random((3, 8), (66, 30))}
+    return {"x": h.values(h.rows, h.wide), "groups": h.groups, "random": nm.Random((3, 8), (66, 30))}
 
 
 def _gate_up(h: Huge) -> Inputs:
-    return {"x": h.activation(NARROW), "w": h.weight(WIDE, NARROW), "groups": h.groups}
+    return {"x": h.activation(NARROW), "w": h.weight(h.wide, NARROW), "groups": h.groups}
 
 
 def _down(h: Huge) -> Inputs:
-    return {"x": h.activation(WIDE), "w": h.weight(NARROW, WIDE), "groups": h.groups}
+    return {"x": h.activation(h.wide), "w": h.weight(NARROW, h.wide), "groups": h.groups}
 
 
 def _combine(h: Huge) -> Inputs:
-    payload = h.operand(h._path.wire.fmt, None, 1, h.rows, WIDE)
+    payload = h.operand(h._path.wire.fmt, None, 1, h.rows, h.wide)
     return {"payload": payload, "slots": h.slots(), "weights": h.values(h.rows // 2, 2, dtype=torch.float32)}
 
 
 def _router(h: Huge) -> Inputs:
-    decoded = h.values(h.rows, WIDE, dtype=torch.float32)
-    return {"g": h.values(h.rows // 2, WIDE), "decoded": decoded, "slots": h.slots()}
+    decoded = h.values(h.rows, h.wide, dtype=torch.float32)
+    return {"g": h.values(h.rows // 2, h.wide), "decoded": decoded, "slots": h.slots()}
 
 
 def _gradient(h: Huge) -> Inputs:
     tokens = h.below(0, h.rows // 2, h.rows, dtype=torch.int64)
-    return {"g": h.values(h.rows // 2, WIDE), "tokens": tokens, "weights": h.values(h.rows, 1, dtype=torch.float32)}
+    return {"g": h.values(h.rows // 2, h.wide), "tokens": tokens, "weights": h.values(h.rows, 1, dtype=torch.float32)}
 
 
 def _saved(h: Huge) -> Inputs:
-    return {"q": h.activation(WIDE), "w": h.weight(NARROW, NARROW), "groups": h.groups, "random": nm.Random((2, 6))}
+    return {"q": h.activation(h.wide), "w": h.weight(NARROW, NARROW), "groups": h.groups, "random": nm.Random((2, 6))}
 
 
 def _products(h: Huge) -> Inputs:
@@ -125,14 +128,14 @@ def _products(h: Huge) -> Inputs:
     return {
         "g": h.operand(p.grad.fmt, None, 1, h.rows, NARROW),
         "g_tokens": h.operand(p.grad.fmt, None, 0, h.rows, NARROW),
-        "w": h.operand(p.saved_weight.fmt, outer, 1, EXPERTS, NARROW, WIDE),
-        "x": h.operand(p.saved_input.fmt, None, 0, h.rows, WIDE),
+        "w": h.operand(p.saved_weight.fmt, outer, 1, EXPERTS, NARROW, h.wide),
+        "x": h.operand(p.saved_input.fmt, None, 0, h.rows, h.wide),
         "groups": h.groups,
     }
 
 
 def _glu(h: Huge) -> Inputs:
-    return {"dh": h.values(h.rows, WIDE, dtype=torch.float32), "gate_up": h.values(h.rows, 2 * WIDE)}
+    return {"dh": h.values(h.rows, h.wide, dtype=torch.float32), "gate_up": h.values(h.rows, 2 * h.wide)}
 
 
 # case, without its path -> what makes the inputs
@@ -221,25 +224,26 @@ def _some(i: Inputs, h: Huge) -> tuple[Inputs, Tensor, int]:
 def huge(judge: Judge, row: OpsRow, case: SeamCase) -> None:
     """See the module's docstring."""
     device = judge.sides.whole.device
-    memory = 0 if device.type != "cuda" else torch.cuda.get_device_properties(device).total_memory
-    if memory < MEMORY:
-        row.not_run = f"2^31 elements need a GPU with {MEMORY >> 30} GiB"
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    if row.data == HUGE and memory < MEMORY:
+        row.not_run = f"{HUGE} elements need a GPU with {MEMORY >> 30} GiB"
         return
-    h, make = Huge.of(case.path, device), made(case)
+    h, make = Huge.of(case.path, row.data, device), made(case)
     assert make is not None
-    judge.theirs.looks = False
+    judge.theirs.looks = row.data != HUGE
     try:
         inputs = make(h)
         judge.theirs.expect(None)
         _compare(judge, row, case, h, inputs, case.theirs.run(inputs))
     except torch.OutOfMemoryError as error:
-        row.not_run = f"2^31 elements: {' '.join(str(error).split())[:120]}"
+        row.not_run = f"{row.data} elements: {' '.join(str(error).split())[:120]}"
     except Exception as error:
         row.elements, row.differing = row.elements + 1, row.differing + 1
-        row.first = f"2^31 elements: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        said = " ".join(str(error).split())[:300]
+        row.first = f"{row.data} elements: {said if isinstance(error, Wrong) else f'{type(error).__name__}: {said}'}"
     finally:
         judge.theirs.looks = True
-        if device.type == "cuda":
+        if row.data == HUGE:
             torch.cuda.empty_cache()
 
 
@@ -258,12 +262,14 @@ def _compare(judge: Judge, row: OpsRow, case: SeamCase, h: Huge, inputs: Inputs,
 
     if "groups" in inputs:
         for expert in SMALL:
-            where = f"2^31 elements, rows {h.groups[expert]} to {h.groups[expert + 1]}"
+            where = f"{row.data} elements, rows {h.groups[expert]} to {h.groups[expert + 1]}"
             judged(where, _piece(inputs, expert, h.rows), lambda e, expert=expert: _found(out, e, h, expert))
         return
     alone, at, each = _some(inputs, h)
     of_row = (at[:, None] * each + torch.arange(each, device=at.device)).flatten()
     tokens = h.rows // each
     judged(
-        "2^31 elements, some rows", alone, lambda _: {n: x[at if len(x) == tokens else of_row] for n, x in out.items()}
+        f"{row.data} elements, some rows",
+        alone,
+        lambda _: {n: x[at if len(x) == tokens else of_row] for n, x in out.items()},
     )

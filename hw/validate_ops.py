@@ -13,7 +13,7 @@ The table has one line for each operation and kind of data, over all shapes and 
     later calls          other values in the same memory; results after later calls (`judge_calls`)
     streams              on a GPU: arguments that come late, two streams at once
     draws                with --own-random: stochastic rounding by words of its own, over many draws (`draws`)
-    2^31                 with --huge: tensors of more than 2^31 elements (`judge_huge`)
+    2^16, 2^31           tensors of a few more elements than that; 2^31 with --huge (`judge_huge`)
 
 Under a line that failed stands how the first wrong element should come to be, by the contract's own law. What an
 implementation lacks is "not run": neither passed nor failed; so are exact products of one that raises a
@@ -27,13 +27,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
 from . import recorded, slow
 from .calls import Calls
-from .cases_ops import DRAWS, FEW, HUGE, KINDS, RECORDED, STREAMS, WAYS, SeamCase, seam_cases
+from .cases_ops import DRAWS, FEW, HUGE, KINDS, LARGE, RECORDED, STREAMS, WAYS, SeamCase, seam_cases
 from .compare import HEADER, OpsRow, Sides
 from .device import DeviceAbsent, describe, resolve
 from .judge import Judge
@@ -46,7 +46,11 @@ from .validate_config import ValidateConfig
 from .validate_page import page
 from .ways import tried
 
-LINES = CALLS | {DRAWS: draws, HUGE: huge}
+OTHER_WORDS = (
+    "these codes are their elements' neighbours, as other random words give them: --own-random judges such words over "
+    "many draws"
+)
+LINES = CALLS | {DRAWS: draws, LARGE: huge, HUGE: huge}
 
 
 def main(config: ValidateConfig) -> int:
@@ -83,10 +87,11 @@ def _table(judge: Judge, judged: Implementation, lacking: str | None) -> Iterato
         for data in (*case.data(judge.config.fast), *extra)
         if data != STREAMS or judge.sides.whole.device.type == "cuda"
     ]
+    all_cases = list(dict.fromkeys(case for case, _ in cases))
     if judge.config.own_random:
-        cases += [(case, DRAWS) for case in dict.fromkeys(case for case, _ in cases) if judge.draws_words(case)]
-    if judge.config.huge:
-        cases += [(case, HUGE) for case in dict.fromkeys(case for case, _ in cases) if made(case) is not None]
+        cases += [(case, DRAWS) for case in all_cases if judge.draws_words(case)]
+    for data in (LARGE, *[HUGE] * judge.config.huge):
+        cases += [(case, data) for case in all_cases if made(case) is not None]
     only = judge.config.only
     chosen = [(case, data) for case, data in cases if not only or any(t in f"{case.name}, {data}" for t in only)]
     if not chosen:
@@ -113,9 +118,23 @@ def _rows(judge: Judge, case: SeamCase, data: str) -> Iterator[OpsRow]:
     if judge.config.ops == "emulated" and data in kinds and not case.again and slow.reaches(case):
         rows.append(judge.against_oracle(case, data))
     for row in rows:
+        row.derivation = (*_diagnosis(judge, case, row), *row.derivation)
         row.repeat = _command(judge.config, row) if row.failed else None
         print(row, flush=True)
         yield row
+
+
+def _diagnosis(judge: Judge, case: SeamCase, row: OpsRow) -> tuple[str, ...]:
+    """Of codes that other random words give: what many draws say of them, once for each function."""
+    if not row.other_words:
+        return ()
+    lines = [OTHER_WORDS]
+    if case.function not in judge.diagnosed:
+        judge.diagnosed.add(case.function)
+        config = replace(judge.config, own_random=True, fast=True)
+        told = replace(judge, config=config).row(case, DRAWS, draws)
+        lines += [f"over many draws, {text}" for text in (told.first, *told.derivation) if text is not None]
+    return tuple(lines)
 
 
 def _command(config: ValidateConfig, row: OpsRow) -> str:
@@ -123,6 +142,7 @@ def _command(config: ValidateConfig, row: OpsRow) -> str:
     words = ["fourbit", "validate", "--ops", config.ops or "", "--device", config.device]
     words += ["--rows", str(config.rows)] if config.rows is not None else []
     words += ["--seeds", *map(str, config.seeds)] + ["--fast"] * config.fast
+    words += ["--own-random"] * config.own_random + ["--huge"] * config.huge
     words += ["--activations", str(config.activations)] if config.activations is not None else []
     return shlex.join([*words, "--only", f"{row.operation}, {row.data}"])
 
@@ -165,5 +185,5 @@ def _inputs(rows: list[OpsRow], device: torch.device | None) -> tuple[list[str],
     run = [row for row in rows if row.not_run is None]
     ways, lacking = tried((row.data for row in run), device or torch.device("cpu"))
     dtypes = dict.fromkeys(row.dtype for row in run)
-    left = [kind for kind in WAYS if all(row.data != kind for row in run)] if run else []
+    left = [kind for kind in (*WAYS, HUGE) if all(row.data != kind for row in run)] if run else []
     return [*dtypes, *ways], [*lacking, *left]

@@ -169,7 +169,7 @@ def write(out: Path) -> dict[str, bytes]:
 
 def write_flashinfer(out: Path) -> None:
     """Write the data set of `vectors_flashinfer` into `out`, in the place of an older one, and print what it holds."""
-    made = vectors_flashinfer.exported([case for name in sorted(FAMILIES) for case in FAMILIES[name]()])
+    made = vectors_flashinfer.exported([case for name in sorted(FAMILIES) for case in FAMILIES[name]()], safetensors)
     shutil.rmtree(out, ignore_errors=True)
     for name, raw in made.files.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)

@@ -140,10 +140,8 @@ def _name(members: list[Case], taken: set[str]) -> str:
     return name
 
 
-def exported(cases: list[Case]) -> Exported:
-    """All files of the data set, the same bytes everywhere."""
-    from .vectors import safetensors
-
+def exported(cases: list[Case], safetensors: Callable[[dict[str, np.ndarray]], bytes]) -> Exported:
+    """All files of the data set, the same bytes everywhere. safetensors: gives the bytes of such a file."""
     finite = [c for c in cases if all(np.isfinite(x).all() for x in c.outputs.values() if x.dtype.kind == "f")]
     groups: dict[str, list[Case]] = {}
     for case in sorted(finite, key=lambda case: case.name):

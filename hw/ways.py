@@ -1,7 +1,7 @@
 """The same arguments passed in other ways, and under other settings of torch: a function's bits must not change.
 
-    layouts      views of larger memory that holds other things: gaps between elements, rows that lie apart, axes in
-                 another order, a start that no vector load divides; stride 0; rows that overlap
+    layouts      views of larger memory that holds other things: gaps between elements, rows or matrices that lie apart,
+                 columns before rows, a start that no vector load divides; stride 0; rows that overlap
     settings     torch's default dtype, leave to multiply FP32 in less, autocast, flushing of subnormals, gradients
                  wanted, inference mode, uninitialized memory that is filled
     later calls  other values in the same memory, and results looked at again after later calls: see `judge`
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .cases import Shape
-from .cases_ops import DRAWS, KINDS, LATER, SHAPES, STREAMS, Kind
+from .cases_ops import DRAWS, HUGE, KINDS, LARGE, LATER, SHAPES, STREAMS, Kind
 from .compare import bits_of
 
 Passed = Callable[[Tensor], Tensor]
@@ -64,10 +64,17 @@ def rows_apart(x: Tensor) -> Tensor:
     return _room(x, *x.shape[:-1], x.shape[-1] + 24)[..., 8 : 8 + x.shape[-1]].copy_(x)
 
 
+def matrices_apart(x: Tensor) -> Tensor:
+    """Some of the rows of larger matrices; each matrix is contiguous."""
+    if x.ndim < 2:
+        return x
+    *lead, rows, columns = x.shape
+    return _room(x, *lead, rows + 3, columns)[..., 2 : 2 + rows, :].copy_(x)
+
+
 def transposed(x: Tensor) -> Tensor:
-    """The first axis is the one whose elements lie beside each other."""
-    axes = tuple(reversed(range(x.ndim)))
-    return x.permute(axes).contiguous().permute(axes)
+    """Columns whose elements lie beside each other."""
+    return x.mT.contiguous().mT if x.ndim > 1 else x
 
 
 def shifted(x: Tensor) -> Tensor:
@@ -94,6 +101,7 @@ def overlapping(x: Tensor) -> Tensor:
 LAYOUTS = (
     Way("strided", strided),
     Way("rows apart", rows_apart),
+    Way("matrices apart", matrices_apart),
     Way("transposed", transposed),
     Way("not aligned", shifted),
     Way("equal rows expanded", expanded, data="equal rows"),
@@ -173,8 +181,8 @@ def tried(data: Iterable[str], device: torch.device) -> tuple[list[str], list[st
     for kind in dict.fromkeys(data):
         for way in WAYS.get(kind, ()):
             found[way.absent(device)].append(way.name)
-        if kind in (LATER, STREAMS):
-            found[kind == STREAMS and device.type != "cuda"].append(kind)
+        if kind in (LATER, STREAMS, DRAWS, LARGE, HUGE):
+            found[kind == STREAMS and device.type != "cuda"].append(f"{kind} elements" if "^" in kind else kind)
     return found
 
 
@@ -222,8 +230,8 @@ WAYS_KINDS: dict[str, Kind] = {
     "sliding": _sliding,
     DRAWS: fractions,
 }
-SMALL = (  # with --fast, of as many rows
+FEW_ROWS = (  # with --fast, of as many rows
     Shape("small", lambda n: (0, 0, n // 3 + 1, n // 3 + 1, n, n), rows=24, model=64, hidden=32),
     Shape("small odd widths", lambda n: (0, n // 4 + 3, n // 2 + 1, n // 2 + 1, n - 5, n), 24, 40, 24, top=3),
 )
-LARGE = tuple(shape for shape in SHAPES if shape.name in ("ragged", "odd widths"))
+MORE_ROWS = tuple(shape for shape in SHAPES if shape.name in ("ragged", "odd widths"))

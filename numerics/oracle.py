@@ -295,7 +295,8 @@ def random_field(key: tuple[int, int], counter: tuple[int, int], line: int, posi
     """The 16-bit field of the element at `position` along the quantized axis of line `line`, for 4- or 8-bit elements.
 
     Counter words: (counter[0], counter[1], line, position // 16). Word w serves the group's elements 4w..4w+3, which
-    are operands f, e, b, a of cvt.rs ... x4.
+    are operands f, e, b, a of cvt.rs ... x4. Words are taken modulo 2^32.
     """
-    words = philox(key, (*counter, line, position // 16))
+    k0, k1, c0, c1 = (word % (1 << 32) for word in (*key, *counter))
+    words = philox((k0, k1), (c0, c1, line, position // 16))
     return split_word(words[position % 16 // 4], bits)[position % 4]

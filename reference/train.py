@@ -187,7 +187,7 @@ def _train(
     on_progress: Callable[[dict[str, Any]], None] | None,
     command: str | None,
     ranks: Ranks | None,
-    interrupts: Interrupts,
+    interrupts: Interrupts | None = None,
 ) -> Result:
     """See `train`."""
     recipe, layers = preset(config.preset), schedule(config)
@@ -218,7 +218,7 @@ def _train(
                     f"{str(config.out)!r} has taken; use more steps, or another out"
                 )
             if start < config.steps:
-                _steps(run, start, interrupts, on_progress)
+                _steps(run, start, interrupts or Interrupts(), on_progress)
         found = _result(config.out, start, *run.saved)
         return dataclasses.replace(found, sent=run.sent())
 

@@ -166,6 +166,7 @@ def test_reused_words_are_worse_than_none(q: Tensor) -> None:
 # The command.
 
 OWN = '''
+import zlib
 from dataclasses import replace as _replace
 from numerics.quantizer import quantize as _true
 {more}
@@ -174,8 +175,8 @@ def quantize(x, fmt, axis, outer, outer_rounding, groups, rounding, random):
     """With words of its own, of a generator that knows `random`."""
     if random is None:
         return _true(x, fmt, axis, outer, outer_rounding, groups, rounding=rounding)
-    seed = hash((random.key, random.counter)) if {seeded} else 1
-    generator = torch.Generator().manual_seed(seed % (1 << 62))
+    seed = zlib.crc32(repr((random.key, random.counter)).encode()) if {seeded} else 1
+    generator = torch.Generator().manual_seed(seed)
 
     def apply(block):
         words = torch.randint(0, 1 << 16, block.x.shape, generator=generator, dtype=torch.int32)
@@ -207,7 +208,8 @@ def test_words_of_its_own_pass_where_they_are_announced(tmp_path: Path, capsys: 
     )
     status, lines = run(capsys, own(tmp_path), *only[:2])
     assert status == 1 and "random field" in "\n".join(lines)
-    assert lines[-2].strip().startswith("each of these codes is one of its element's two neighbours"), lines[-2]
+    told = [line.strip() for line in lines if "their elements' neighbours" in line or "over many" in line]
+    assert told[0].startswith("these codes are") and told[1].startswith("over many draws, along rows: 93 draws of ")
     status, lines = run(capsys, own(tmp_path), "--own-random", *only, "quantize_tokens MXFP8, draws")
     assert status == 0, failed(lines)
     assert sum(" draws of " in line and "random bits" in line for line in lines) == 3  # input, weight, along rows
@@ -218,6 +220,25 @@ def test_words_that_are_no_function_of_random_are_told(tmp_path: Path, capsys: p
     path = own(tmp_path, words="words ^ torch.randint_like(words, 0, 1 << 16)")
     status, lines = run(capsys, path, "--own-random", "--only", "quantize_tokens MXFP8 rows, draws")
     assert status == 0 and "the same `random` gives other codes: a step cannot be computed again" in lines[3]
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        ("random = random and Random((random.key[0], 0), random.counter)", "step"),
+        ("random = random and Random(random.key, (0, 0))", "layer and role"),
+        ("random = random and Random((0, 0), (0, 0))", "a reused seed: all 93"),
+    ],
+)
+def test_the_contracts_words_with_a_component_left_out_are_told_without_being_asked(
+    new: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bits decide; draws say which."""
+    check = '    require_tensor(x, "x")\n    require_float(x, "x")\n    require_kind(cast, Cast, '
+    path = written(tmp_path, check, f"    {new}\n{check}")
+    status, lines = run(capsys, path, "--only", "quantize_tokens MXFP8, normal", "quantize_tokens NVFP4, normal")
+    told = [line for line in lines if "over many draws, along rows: " in line]
+    assert status == 1 and said in told[0] and len([line for line in lines if " draws of " in line]) <= 1, lines
 
 
 @pytest.mark.exhaustive

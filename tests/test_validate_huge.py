@@ -26,7 +26,8 @@ def wrapped(x):
 
 @pytest.fixture
 def smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("LIMIT", LIMIT), ("WIDE", 96), ("NARROW", 32), ("MEMORY", 0)):
+    monkeypatch.setitem(judge_huge.LIMITS, cases_ops.HUGE, (LIMIT, 96))
+    for name, value in (("NARROW", 32), ("MEMORY", 0)):
         monkeypatch.setattr(judge_huge, name, value)
 
 
@@ -64,7 +65,7 @@ def test_a_true_copy_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_every_entry_makes_a_case() -> None:
     found = {judge_huge.made(case) for case in cases_ops.seam_cases(ops, ops)}
     assert found - {None} == set(judge_huge.MADE.values())
-    assert judge_huge.LIMIT % judge_huge.WIDE and judge_huge.WIDE % 32 == 0
+    assert all(limit % wide and wide % 32 == 0 for limit, wide in judge_huge.LIMITS.values())
 
 
 def test_without_such_a_gpu_it_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

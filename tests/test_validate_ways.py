@@ -255,7 +255,8 @@ def test_layouts_are_what_they_say() -> None:
     x = torch.arange(30.0).view(5, 6)
     assert ways.strided(x).stride() == (26, 2) and ways.strided(x).storage_offset() == 14
     assert ways.rows_apart(x).stride() == (30, 1) and ways.rows_apart(x).storage_offset() == 8
-    assert ways.transposed(x).stride() == (1, 5) and ways.transposed(torch.ones(2, 3, 4)).stride() == (1, 2, 6)
+    assert ways.transposed(x).stride() == (1, 5) and ways.transposed(torch.ones(2, 3, 4)).stride() == (12, 1, 3)
+    assert ways.matrices_apart(torch.ones(2, 3, 4)).stride() == (24, 4, 1)
     assert ways.shifted(x).storage_offset() == 1 and ways.shifted(x).is_contiguous()
     assert ways.expanded(x).stride() == (6, 1) and ways.expanded(torch.ones(5, 6)).stride() == (0, 0)
     assert ways.expanded(x[:1].repeat(5, 1)).stride() == (0, 1)
