@@ -32,10 +32,11 @@ from .check_differ import codes_words, reasons, scales_words
 from .check_dump import Dump, dump_of, read
 from .check_folded import Folded
 from .check_folder import check_folder
-from .check_laws import ScaleLaw, scale_laws
+from .check_laws import ScaleLaw
 from .check_outer import Judgement, as_called, judge_outer, of_law
 from .check_products import judge_product
 from .check_report import Report
+from .check_scale_laws import scale_laws
 from .check_values import judge_values
 
 BAR = 1 << 20  # elements from which a progress bar is shown

@@ -17,8 +17,9 @@ from numerics.dialects_core import Dialect
 from .check_code_guesses import exact_quotient, stored
 from .check_codes import CodeLaw, code_laws, how_scaled, other_signs, tie_distance
 from .check_folded import Folded, Sample
-from .check_laws import ScaleLaw, scale_laws
+from .check_laws import ScaleLaw
 from .check_roundings import is_subnormal, is_tie, magnitude
+from .check_scale_laws import scale_laws
 from .check_where import code_distance, likely, places, scale_distance
 
 Masks = Iterator[tuple[str, Tensor]]

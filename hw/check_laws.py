@@ -21,8 +21,7 @@ from numerics.dialects_core import Dialect, Outer, Steps
 from numerics.dialects_layout import scales_differ as which_differ
 
 from .check_folded import Cut, Folded, Sample
-from .check_proof import Guess, enough, proofs, within
-from .check_where import places
+from .check_proof import Guess
 
 UNRELATED = "the stored outer scale does not belong to codes and scales"
 LOST = "the outer scale is lost: one is stored, but scales are those of x without it"
@@ -88,46 +87,6 @@ def steps_of(f: Folded, d: Dialect, outer: Outer, cut: Cut | None = None) -> Ste
     return steps
 
 
-def scale_laws(f: Folded, dialects: list[Dialect]) -> list[ScaleLaw]:
-    """Laws of the scales, the best first: dialects that make every one; or a fault that does; or the nearest ones."""
-    plain = _plain(f, dialects)
-    nearest = min((law for law in plain if law.fault is None), key=lambda law: law.count, default=plain[0])
-    if nearest.count == 0 or not enough(nearest.wrong):
-        return plain
-    found, none = None, torch.zeros_like(nearest.wrong)
-    for guess in proofs(f, nearest.wrong.unsqueeze(-1), scales_differ, _guesses(f, dialects, plain, nearest)):
-        law = replace(guess.of, fault=guess.fault, wrong=none)
-        found = found or law
-        if _of_the_codes(f, law):
-            found = law
-            break
-    return plain if found is None else [found, *(law for law in plain if law is not found)]
-
-
-def _guesses(f: Folded, dialects: list[Dialect], plain: list[ScaleLaw], nearest: ScaleLaw) -> Iterator[Guess]:
-    """Faults, in order: other roundings; outer scales that are at fault with all scales right; all others; and the same
-    in one place."""
-    from .check_scale_guesses import rounded_guesses, scale_guesses  # which are made of laws
-
-    sample = Sample.of_wrong(f, nearest.wrong)
-    bases = _distinct(sample, [(d, outer) for d in dialects for outer in _outers_without_fault(f, d)])
-    yield from rounded_guesses(sample, bases)
-    yield from (Guess(law.fault or "", lambda g, law=law: law.steps(g).scales, law) for law in plain if not law.count)
-    yield from scale_guesses(sample, bases[:BASES])
-    names = ("column" if f.case.turned else "row", "block")
-    for place, mask in places(nearest.wrong, names, nearest.count):
-        for guesses in (rounded_guesses, scale_guesses):
-            for guess in guesses(sample, bases[:1]):
-                yield within(guess, place.words, mask.unsqueeze(-1), lambda g: nearest.steps(g).scales)
-
-
-def _of_the_codes(f: Folded, law: ScaleLaw) -> bool:
-    """Whether a sample's codes are those of x over the law's scales and outer, or the dialect's."""
-    g = Sample.of_wrong(f, torch.zeros_like(law.wrong))
-    made = nm.encode(law.quotient(g), g.case.layout.element), law.steps(g).codes
-    return any(not bool(((codes != g.codes) & g.real).any()) for codes in made)
-
-
 def scales_differ(f: Folded, made: Tensor) -> Tensor:
     """Which scales of finite blocks are not those that were made, bool (..., n, 1); NaN is one number."""
     return which_differ(made, f.scales, f.case.scale_format) & f.finite
@@ -153,7 +112,7 @@ def scale_name(fmt: nm.Format | None) -> str:
 Plain = tuple[Dialect, Outer, str | None, str]  # a dialect, its outer scale, the fault, and which outer scale that is
 
 
-def _plain(f: Folded, dialects: list[Dialect]) -> list[ScaleLaw]:
+def plain_laws(f: Folded, dialects: list[Dialect]) -> list[ScaleLaw]:
     """Dialects with each outer scale that they may have been run with: all that make every scale, up to `ENOUGH`; or
     the nearest ones, whose outer is then no proven fault."""
     tried = [(d, *rest) for d in dialects for rest in _outers(f, d)]
@@ -192,11 +151,11 @@ def _outers(f: Folded, d: Dialect) -> Iterator[tuple[Outer, str | None, str]]:
     yield Outer(ones, None), LOST, "without the outer scale"
 
 
-def _outers_without_fault(f: Folded, d: Dialect) -> Iterator[Outer]:
+def outers_without_fault(f: Folded, d: Dialect) -> Iterator[Outer]:
     return (outer for outer, fault, _ in _outers(f, d) if fault is None)
 
 
-def _distinct(sample: Sample, bases: list[tuple[Dialect, Outer]]) -> list[tuple[Dialect, Outer]]:
+def distinct_laws(sample: Sample, bases: list[tuple[Dialect, Outer]]) -> list[tuple[Dialect, Outer]]:
     """Those that differ on a sample, in scales or in what is rounded to them; the first of each kind."""
     kinds: list[tuple[Tensor, Tensor]] = []
     found = []
