@@ -142,7 +142,7 @@ def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, 
     judged: list[_Judged] = []
     for case in found:
         judged.append(_with_values(_judge(case, case.scope.outer, contract), dump, axis))
-        if judged[-1].missed == (0, 0) and contract in (None, *judged[-1].names):
+        if judged[-1].missed == (0, 0) and judged[-1].names:
             break
     best = _best(judged)
     if best.case.error > UNLIKE and best.scales and best.codes and best.scales.count and best.codes.count:
@@ -155,7 +155,7 @@ def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, 
 def _best(judged: list[_Judged]) -> _Judged:
     """The reading that explains the most. One that leaves out scale bytes that are not zero, as padding, comes after
     one that reads them all and explains half of the bytes."""
-    best = min(judged, key=lambda j: (*j.missed, j.contract not in (None, *j.names), j.case.unread))
+    best = min(judged, key=lambda j: (*j.missed, not j.names, j.case.unread))
     whole = [j for j in judged if not j.case.unread and not j.case.faults and 2 * j.missed[0] < j.case.codes.numel()]
     return min(whole, key=lambda j: j.missed) if best.case.unread and whole else best
 

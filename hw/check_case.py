@@ -7,6 +7,7 @@ read rightly. Of the readings whose error is least, or close to it, `check` take
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -28,7 +29,6 @@ from .check_scope import Cut, Scope, cuts, scopes
 
 CLOSE = 1.1  # times the least error: readings that go on to the comparison of bytes
 RIVAL = 2.0  # the same of readings that need no fault
-CLEARLY = 0.5  # times the error of a usual reading: an unusual one is more like x
 USUAL = 0.01  # an error that rounding may make: a rival may always have it
 EACH = 8  # readings of a format that go on
 UNLIKE = 0.25  # an error from here on: the codes are not those of x
@@ -152,16 +152,15 @@ def _some(readings: list[Case]) -> list[Case]:
 
 
 def _unlike(sound: list[Case]) -> list[Case]:
-    """Of each format the usual reading, others that are as much like x, and one that is clearly more so; the most like
-    x first."""
-    usual: dict[str, Case] = {}
-    better: dict[str, Case] = {}
-    for case in sound:
-        first = usual.setdefault(case.layout.name, case)
-        if case.error < CLEARLY * better.get(case.layout.name, first).error:
-            better[case.layout.name] = case
+    """Of each format the usual reading, others that are as much like x, and the two that are most; these first."""
+    usual = {case.layout.name: case for case in reversed(sound)}
     alike = [case for case in sound if abs(case.error - usual[case.layout.name].error) < 1e-9]
-    return sorted([*better.values(), *_some(alike)], key=lambda case: case.error)
+    seen, better = Counter[str](), []
+    for case in sorted(sound, key=lambda case: case.error):
+        seen[case.layout.name] += 1
+        if seen[case.layout.name] <= 2 and case.error < usual[case.layout.name].error - 1e-9:
+            better.append(case)
+    return sorted([*better, *_some(alike)], key=lambda case: case.error)
 
 
 def _layouts(formats: tuple[str, ...] | None, x: Tensor) -> list[Layout]:

@@ -107,7 +107,7 @@ def judge_outer(found: Identification, f: Folded, names: tuple[str, ...], contra
         two = all(d.direction is not None for d in dialects)
         return _own(d, f, ["outer: none in the dump, and codes and scales are those of two levels"] if two else [])
     if kind == "own":
-        return _own(d, f, [f"outer: {d.prose.outer}"])
+        return _left_under(Meaning(d, f.outer, torch.tensor(True)), f, [f"outer: {d.prose.outer}"], [])
     if kind == "given":  # of an x that says little, other dialects may make the same bytes and lose it
         unrotated = next((d for d in dialects if _of_before(d, f)), None)
         if unrotated is not None:
@@ -140,12 +140,20 @@ def _own(d: Dialect, f: Folded, facts: list[str], faults: list[str] | None = Non
 
 def _given(d: Dialect, f: Folded) -> Judgement:
     assert f.outer is not None
-    meaning = Meaning(d, f.outer, _alike(f.outer, f.own(d).stored))
+    meaning = Meaning(d, f.outer, _alike(f.outer, _stored_by(d, f)))
     if d.direction != "amax" and upside_down(d, f):
         stored = f"{d.name} stores {d.prose.outer}, not 1 over it"
         return Judgement(meaning, (), (f"the outer scale is used in the wrong direction: {stored}",))
     calibrated = "outer: not derived from x (calibrated, or of a larger tensor); codes and scales follow from it"
     return _left_under(meaning, f, [calibrated], [])
+
+
+def _stored_by(d: Dialect, f: Folded) -> Tensor:
+    """The outer that a dialect makes of x, NaN and Inf included."""
+    if bool(f.finite.all()):
+        return f.own(d).stored
+    made = d.blocks(f.x.flatten(-2), f.case.layout.per_scale, f.case.layout.element)
+    return d.own_outer(replace(made, dtype=f.case.x.dtype), f.scope(d), f.case.experts).stored
 
 
 def _alike(a: Tensor, b: Tensor) -> Tensor:
@@ -218,8 +226,8 @@ def left(m: Meaning, f: Folded) -> Left:
     b, zero = x.abs().amax(-1), (v == 0).all(-1)
     nan = ~torch.isfinite(v).all(-1) & f.finite.squeeze(-1)
     some = (b > 0) & ~nan & ~zero
-    share = (x - v) / torch.where(b > 0, b, 1.0).unsqueeze(-1), x / torch.where(b > 0, b, 1.0).unsqueeze(-1)
-    error, energy = (t.square().sum(-1) for t in share)
+    unit = torch.where(b > 0, b, 1.0).unsqueeze(-1)
+    error, energy = (t.div_(unit).square_().sum(-1) for t in (v.sub_(x), x))
     saturated = some & (b > ROUNDED * m.largest(f)) & (s >= 2.0**-6)
     if m.dialect.direction is None:  # one level: its scale has the range of x
         saturated = torch.zeros_like(saturated)
@@ -239,7 +247,7 @@ def _no_scale(m: Meaning, f: Folded, blocks: Left) -> str | None:
     it of x."""
     if f.outer is None or m.dialect.direction is None:
         return None
-    bad = ~(torch.isfinite(f.outer) & (f.outer > 0)) & ~_alike(f.outer, f.own(m.dialect).stored)
+    bad = ~(torch.isfinite(f.outer) & (f.outer > 0)) & ~_alike(f.outer, _stored_by(m.dialect, f))
     there = bad.squeeze(-1) & blocks.kept
     if not bool(there.any()):
         return None

@@ -2,10 +2,11 @@
 
 With q the code's value, s the scale's and F the factor that the outer stands for (`Meaning`), values are right if they
 are, bit for bit, the dialect's own order of products, (q s) F, q (s F), (q s) / (1/F), q (s / (1/F)) in float32 with
-the factor made from what is stored, or q s F in float64, rounded once to the values' dtype. Where the dump lacks its
-outer, F is the one that the dialect makes of x. Anything else is a fault, named if it is one of: q s alone, the stored
-number used as it is where another direction is meant, F used twice or as 1/F; else by how many differ, and by which
-factor if that is one. A value that is finite but overflows the values' dtype is a fault too.
+the factor made from what is stored, or q s F in float64, rounded once to the values' dtype; or if that has 16 bits,
+both products are rounded to it, and the values are close to q s F. Where the dump lacks its outer, F is the one that
+the dialect makes of x. Anything else is a fault, named if it is one of: q s alone, the stored number used as it is
+where another direction is meant, F used twice or as 1/F; else by how many differ, and by which factor if that is one.
+A value that is finite but overflows the values' dtype is a fault too.
 """
 
 from __future__ import annotations
@@ -37,22 +38,37 @@ def judge_values(dump: Dump, f: Folded, meanings: list[Meaning], axis: int) -> t
     def kept(t: Tensor) -> Tensor:
         return f.case.cut(f.case.folding.unfold(torch.broadcast_to(t, f.x.shape)))
 
-    def same(t: Tensor) -> bool:
+    def same(t: Tensor) -> Tensor:
         return _same(kept(t).to(values.dtype), values)
 
+    most = torch.zeros_like(values, dtype=torch.bool)  # those that the best order makes
     for m in meanings:
         for words, t in _right(f, m):
-            if same(t):
+            right = same(t)
+            if bool(right.all()):
                 return _narrowed(kept(t), values, words)
+            most = max(most, right, key=lambda mask: int(mask.sum()))
+        for words, t in _twice(f, m, values.dtype):
+            if bool(same(t).all()) and not bool(_far(kept(m.values(f, torch.float64)), values).any()):
+                return [f"values: {words}"], []
     for m in meanings:
-        fault = next((fault for fault, t in _wrong(f, m) if same(t)), None)
+        fault = next((fault for fault, t in _wrong(f, m) if bool((same(t) | most).all())), None)
         if fault is not None:
-            return [], [fault]
+            return [], [fault + _among(most)]
     return [], [_how_far(kept(meanings[0].values(f, torch.float64)), values)]
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return bool(((a == b) | (torch.isnan(a) & torch.isnan(b))).all())
+def _among(right: Tensor) -> str:
+    """Which values a fault makes, if not all; zeros are right in any case."""
+    first, wrong = (~right).nonzero()[0].tolist(), int((~right).sum())
+    rows = (~right).any(-1)
+    if bool(rows.all()):
+        return ""
+    return f"; {wrong:,} values in {int(rows.sum()):,} of {rows.numel():,} rows, the first at {tuple(first)}"
+
+
+def _same(a: Tensor, b: Tensor) -> Tensor:
+    return (a == b) | (torch.isnan(a) & torch.isnan(b))
 
 
 def _parts(f: Folded, m: Meaning) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -77,6 +93,19 @@ def _right(f: Folded, m: Meaning) -> Iterator[tuple[str, Tensor]]:
             yield "(code * scale) / outer", (q * s) / t
             yield "code * (scale / outer)", q * (s / t)
     yield "code * scale * outer, rounded once", m.values(f, torch.float64)
+
+
+def _twice(f: Folded, m: Meaning, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """The same where both products are rounded to the narrow dtype of the values."""
+    if m.dialect.direction is None or dtype not in (torch.bfloat16, torch.float16):
+        return
+    q, s, factor, stored = _parts(f, m)
+    name = str(dtype).removeprefix("torch.")
+    for t in (factor, stored):
+        for step, words in ((s * t, "scale * outer"), (s / t, "scale / outer")):
+            yield f"code * ({words}), both rounded to {name}", q.to(dtype) * step.to(dtype)
+        yield f"(code * scale) * outer, all rounded to {name}", (q * s).to(dtype) * t.to(dtype)
+        yield f"(code * scale) / outer, all rounded to {name}", (q * s).to(dtype) / t.to(dtype)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
@@ -113,11 +142,16 @@ def _narrowed(made: Tensor, values: Tensor, words: str) -> tuple[list[str], list
     return [f"values: {words}{rounded}" + (f"; {gone:,} are 0 in {dtype}" if gone else "")], []
 
 
+def _far(made: Tensor, values: Tensor) -> Tensor:
+    """Which values are not close to those that are decoded, beyond what any two roundings do."""
+    v = values.to(torch.float64)
+    return ~((v - made).abs() <= CLOSE * made.abs()) & ~(torch.isnan(v) & torch.isnan(made))
+
+
 def _how_far(made: Tensor, values: Tensor) -> str:
     """The fault of values that no order of products and no known fault explains."""
     head = "values are not what codes, scales and outer decode to, in any order of products"
-    v = values.to(torch.float64)
-    off = ~((v - made).abs() <= CLOSE * made.abs()) & ~(torch.isnan(v) & torch.isnan(made))
+    v, off = values.to(torch.float64), _far(made, values)
     if not bool(off.any()):
         return f"{head}; all are close, the farthest by {float(((v - made) / made).nan_to_num(0.0).abs().max()):.1e}"
     ratio = (v / made)[off]

@@ -63,6 +63,15 @@ def test_values_are_right_in_one_direction(name: str):
     assert not report and words in report.faults[0], str(report)
 
 
+def test_values_of_arithmetic_in_bfloat16_pass():
+    d = dump_of("compressed_tensors", X.bfloat16())
+    step = (nm.decode(d["scales"], nm.E4M3) / d["outer"]).bfloat16().repeat_interleave(16, -1)
+    values = nm.decode(d["codes"], nm.E2M1).bfloat16() * step
+    report = check(d | {"values": values})
+    assert report and "both rounded to bfloat16" in str(report)
+    assert not check(d | {"values": values * d["outer"].bfloat16()})
+
+
 @pytest.mark.parametrize("factor", [0.0, -1.0, 3.0])
 def test_values_times_a_number_fail_and_name_it(factor: float):
     d = dump_of("fourbit")
@@ -79,6 +88,18 @@ def test_one_row_of_values_under_the_outer_of_another_fails():
     neighbour[7] = (inner(d) * outer.roll(1, 0))[7]
     report = check(d | {"values": neighbour})
     assert not report and "the first at (7, " in report.faults[0] and "times as large" in report.faults[0], str(report)
+
+
+def test_values_of_one_expert_without_its_outer_are_named():
+    x = X.reshape(4, 8, 128)
+    outer = x.abs().amax((-1, -2), keepdim=True) / 2688
+    d = dump_of("modelopt", x, outer=outer)
+    values = inner(d) * outer
+    values[2] = inner(d)[2]
+    report = check(d | {"values": values})
+    words = "the outer scale is lost in values: they are code * scale alone; "
+    assert not report and report.faults[0].startswith(words), str(report)
+    assert "in 8 of 32 rows, the first at (2, 0, " in report.faults[0]
 
 
 @pytest.mark.parametrize("name", ["compressed_tensors", "te_46"])
@@ -161,6 +182,14 @@ def test_one_expert_without_its_outer_fails():
         not report
         and "the outer scale is 100000 at block (2, 0, 0): of 64 blocks 0 saturate, 64 vanish" in report.faults[0]
     ), str(report)
+
+
+@pytest.mark.parametrize("name", ["modelopt", "te"])
+def test_a_nan_that_reaches_the_outer_is_the_dialects_own(name: str):
+    x = X.clone()
+    x[3, 5] = torch.nan
+    report = check(dump_of(name, x), contract=name)
+    assert report and "of 255 blocks 0 saturate, 0 vanish, 255 decode to NaN or infinity" in str(report)
 
 
 def test_zeros_whose_scales_are_nan_pass_and_are_counted():
