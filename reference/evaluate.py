@@ -210,7 +210,7 @@ def _tasks(run: Loaded, config: EvalConfig, progress: Progress) -> Iterator[dict
     for task in TASKS:
         scores = score_task(run, task, config.items, config.seed, lambda n, name=task.name: progress.advance(n, name))
         if scores is None:
-            progress.skip(config.items)
+            progress.skip(config.items, f"{task.name} not run")
             needs = f"items are longer than the run's sequences of {run.config.model.sequence} tokens"
             yield {"task": task.name, "not_run": needs}
         for score in scores or ():

@@ -6,11 +6,13 @@
 `weight` 0, of OpenAI's and Mistral's format, marks a message that is not learned; messages of the assistant are learned
 without it. A field that could change what is learned is refused by its name, with a remedy. In a message that is every
 field that is not known to say nothing; beside "messages" or "prompt" it is one that formats of other tools give a
-meaning, and the rest is returned, to be named to the user. A field that is empty (null, "", [], {}) says nothing.
+meaning, or whose name speaks of weights, losses or masks, and the rest is returned, to be named to the user. A field
+that is empty (null, "", [], {}) says nothing.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,12 +34,12 @@ _LINE_REMEDIES = (
     dict.fromkeys(("tools", "functions", "tool_choice", "parallel_tool_calls", "documents"), _AS_TEXT)
     | dict.fromkeys(("images", "image", "audio", "audios", "video", "videos"), _LEAVE)
     | dict.fromkeys(("chosen", "rejected", "label", "score", "reward", "rating", "ranking", "advantage"), _LEAVE)
-    | dict.fromkeys(("weight", "weights", "train", "mask", "loss_mask", "train_on_prompt"), _WEIGHT)
     | dict.fromkeys(("instruction", "input", "output", "response", "question", "answer", "context", "query"), _COLUMNS)
     | dict.fromkeys(("conversations", "conversation", "dialog", "history", "turns", "chat"), _CHAT)
     | {"system": 'make it a message of the role "system", or the beginning of "prompt"', "text": _COLUMNS}
     | dict.fromkeys(("response_format", "chat_template", "chat_template_kwargs", "add_generation_prompt"), _LEAVE)
 )
+_LEARNING = {"weight", "weights", "loss", "mask", "train"}  # words in names that say what is learned, and how much
 _ROLE_REMEDIES = {
     "developer": "system",
     "model": "assistant",
@@ -84,8 +86,9 @@ def other_fields(record: dict[str, Any]) -> list[str]:
         raise ValueError(f'it has "messages" and "{texts[1]}" too; leave one of them out')
     given = [name for name in record if name not in (*texts, *_NOTES) and not _is_empty(record[name])]
     for name in given:
-        if name in _LINE_REMEDIES:
-            raise ValueError(f'it has "{name}", which is not understood; {_LINE_REMEDIES[name]}')
+        remedy = _LINE_REMEDIES.get(name, _WEIGHT if _LEARNING & set(re.split("[_-]", name.lower())) else None)
+        if remedy is not None:
+            raise ValueError(f'it has "{name}", which is not understood; {remedy}')
     return given
 
 

@@ -48,8 +48,8 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
-    def skip(self, units: int) -> None:
-        """Count units that were done before; they do not enter the speed."""
+    def skip(self, units: int, note: str = "done before") -> None:
+        """Count units that are not done now; they do not enter the speed. `note` says why, if nothing else is left."""
         if units == 0:
             return
         self._done += units
@@ -60,7 +60,7 @@ class Progress:
             self._bar.last_print_n += units
             self._bar.refresh()
         elif self._lines and self._done == self._total:
-            print(self._line("done before"), file=self._stream, flush=True)
+            print(self._line(note), file=self._stream, flush=True)
 
     def advance(self, units: int = 1, note: str = "") -> None:
         """Count units that have just been done; `note` says what."""

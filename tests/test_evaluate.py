@@ -5,6 +5,7 @@ Oracles: the prompts read back with regular expressions; stand-in models that kn
 loops in float64; scipy's Wilson interval; the run's log.
 """
 
+import io
 import json
 import math
 import re
@@ -21,7 +22,7 @@ from scipy.stats import binomtest
 import fourbit
 from numerics import ops
 from reference import progress
-from reference.evaluate import EvalConfig, evaluate, score_item, score_task, table, wilson
+from reference.evaluate import EvalConfig, _tasks, evaluate, score_item, score_task, table, wilson
 from reference.expert import Draw
 from reference.generate import Recomputing, Sampling, continuation
 from reference.load import Loaded, load_run
@@ -167,6 +168,12 @@ def test_a_task_that_is_too_long_is_not_run(run: TrainConfig) -> None:
     loaded = load_run(run.out)
     short = Loaded(replace(run, model=replace(SMALL, sequence=20)), loaded.model, 2, "", loaded.alphabet)
     assert score_task(short, TASKS[0], 2, 0) is None
+    shorter, stream = replace(short, config=replace(run, model=replace(SMALL, sequence=2))), io.StringIO()
+    assert all(
+        "not_run" in t
+        for t in _tasks(shorter, EvalConfig(run.out, items=2), progress.Progress(2 * len(TASKS), "eval", stream))
+    )
+    assert stream.getvalue().startswith(f"eval: 100 %, {TASKS[-1].name} not run, ")
     scores = score_task(loaded, TASKS[2], 6, 0)
     assert scores is not None and [(s.kind, s.items, s.chance) for s in scores] == [
         ("choice", 6, 0.25),

@@ -99,6 +99,12 @@ def test_fields_of_messages_that_are_not_understood_are_refused(changes: dict, t
         ({"prompt": "a", "completion": "b", "input": "c"}, 'it has "input", which is not understood; call the texts'),
         ({"prompt": "a", "completion": "b", "rejected": "c"}, 'it has "rejected"'),
         ({"prompt": "a", "completion": "b", "images": ["x.png"]}, 'it has "images"'),
+        (
+            {"prompt": "a", "completion": "b", "sample_weight": 0},
+            'it has "sample_weight", which is not understood; say',
+        ),
+        ({"messages": [USER, RIGHT], "loss-mask": [0]}, 'it has "loss-mask", which is not understood; say "weight": 0'),
+        ({"messages": [USER, RIGHT], "train_on_inputs": True}, 'it has "train_on_inputs"'),
         ({"messages": {"role": "user"}}, "messages is no list of messages"),
         ({"conversations": [{"from": "human", "value": "q"}]}, 'it has "conversations", which is not understood; call'),
         ({"instruction": "a", "output": "b"}, 'it has "instruction", which is not understood; call the texts "prompt"'),
@@ -122,11 +128,12 @@ def test_what_says_nothing_is_passed_by(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_other_fields_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [{"prompt": f"{i}", "completion": "b", "mood": "glad", "lang": "en"} for i in range(9)]
+    lines[0]["glossary"] = "no loss"
     learned(tmp_path / "x.jsonl", {"messages": [USER, RIGHT], "mood": "sad"}, *lines)
     said = capsys.readouterr().err
     assert said == (
         f'fourbit: data {str(tmp_path / "x.jsonl")!r} has fields that are not read: "mood" in 10 lines, "lang" in 9 '
-        "lines\n"
+        'lines, "glossary" in 1 line\n'
     )
 
 
