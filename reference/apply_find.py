@@ -76,6 +76,7 @@ def candidates(model: nn.Module) -> list[Candidate]:
     owners = _owners(modules)
     heads = _heads(model)
     routing = routers(modules)
+    lists = {n: len(list(m.children())) for n, m in every.items() if numbered(m) and not is_expert_list(n, every)}
     for name, module in modules.items():
         experts = not isinstance(module, nn.Linear) and stacked(module)
         if not isinstance(module, nn.Linear) and not experts:
@@ -84,7 +85,7 @@ def candidates(model: nn.Module) -> list[Candidate]:
         others = tuple(other for other in owners.get(id(getattr(module, "weight", None)), ()) if other != name)
         reason = parent_reason(parent)
         own = unfit_experts(module) if experts else _left(name, module, parent, heads, others, routing)
-        places = (place(other, every) for other in names[id(module)])
+        places = (place(other, lists) for other in names[id(module)])
         found.append(
             Candidate(
                 *(name, module, len(found), experts, next(filter(None, places), None)),
@@ -133,14 +134,16 @@ def _heads(model: nn.Module) -> set[int]:
     return heads
 
 
-def place(name: str, modules: dict[str, nn.Module]) -> tuple[str, int, int] | None:
-    """(name of the outermost numbered list of layers around a module, its index there, its length), or None."""
+def place(name: str, lists: dict[str, int]) -> tuple[str, int, int] | None:
+    """(name of the outermost numbered list of layers around a module, its index there, its length), or None.
+
+    Args: lists: lengths of the numbered lists of layers, by name.
+    """
     parts = name.split(".")
     for i, part in enumerate(parts):
         around = ".".join(parts[:i])  # "" is the model itself
-        module = modules[around]
-        if numbered(module) and part.isdecimal() and not is_expert_list(around, modules):  # add_module gives any name
-            return around, int(part), len(list(module.children()))
+        if around in lists and part.isdecimal():  # add_module gives any name
+            return around, int(part), lists[around]
     return None
 
 
@@ -188,10 +191,10 @@ def unfit_linear(module: nn.Linear) -> str:
 
 
 def others(model: nn.Module) -> list[tuple[str, str]]:
-    """(name, reason) of modules that own parameters of three axes and are no candidates."""
+    """(name, reason) of modules that own parameters of three axes or more and are no candidates."""
     found = []
     for name, module in model.named_modules():
-        three = [n for n, p in module.named_parameters(recurse=False) if p.ndim == 3]
+        three = [n for n, p in module.named_parameters(recurse=False) if p.ndim >= 3]
         if three and not stacked(module):
             kind = "a convolution" if isinstance(module, CONVOLUTIONS) else f"{', '.join(three)}: no experts"
             found.append((name, f"{kind}, which no recipe has"))

@@ -1,11 +1,16 @@
 """Where a model has experts, and which of its linear layers route tokens to them: by structure, whatever the depth.
 
 A group of experts is a module that owns stacked matrices (E, .., ..), or a list of E modules of one class that is
-called experts or stands beside a gate of E outputs. Around it, up to the numbered layer that holds it, the first
-module with such a layer has its routers:
+called experts or stands beside a gate of E outputs; within a numbered layer, beside anything of E outputs. Around it,
+up to the numbered layer that holds it, the first module with such a layer has its routers:
 
     by name     a part of the layer's path is a gate or a router: mlp.gate, mlp.router.layer, moe.router.gate, gate.wg
-    by shape    E outputs, one for each expert, under a name that no projection has; the report asks about it
+    by shape    E outputs, one for each expert, under a name that no projection has, and the other layers of the module
+                that it ends; the report asks about them
+
+What is called so without experts that are known is a router, too, unless its width is that of its input or of a layer
+beside it, or one beside it leads back; the report asks. The gate of a GLU is none: beside it are a layer of its shape
+and one that leads back.
 
 Known so: transformers 4 and 5 (Mixtral, Qwen, DeepSeek, HunYuan, AFMoE, JetMoE, Switch, ..), torchtitan (moe.experts,
 moe.router.gate), DeepSpeed (deepspeed_moe.gate.wg, deepspeed_moe.experts.deepspeed_experts). Everything else in an
@@ -27,9 +32,12 @@ PROJECTIONS = re.compile(
     r"(gate|up|down|gate_up)_proj\w*|w[123vgo]|wi(_\d)?|fc_?\d|lin(ear)?_?[12]|up|down|kv\w*"
 )
 ATTENTION = re.compile(r"attn|attention")
-CONVOLUTIONS = (nn.Conv1d, nn.ConvTranspose1d)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 ROUTER = "a router"
-ASK = "{n} outputs beside {n} experts: it looks like a router; name it in where= if it is none"
+_NAME_IT = "name it in where= if it is none"
+ASK = f"{{n}} outputs beside {{n}} experts: it looks like a router; {_NAME_IT}"
+HIDDEN = f"beside {{last}}, which looks like a router: it looks like a part of it; {_NAME_IT}"
+ALONE = f"a gate of width {{n}} without experts that are known: it looks like a router; {_NAME_IT}"
 
 
 @dataclass(frozen=True)
@@ -78,18 +86,19 @@ def is_expert_list(name: str, modules: Mapping[str, nn.Module]) -> bool:
     if "expert" in last.lower() or "expert" in type(module).__name__.lower():
         return True
     around = name.rpartition(".")[0]
-    beside = _linears(modules, around)
+    inside = any(numbered(module) for above, module in modules.items() if f"{around}.".startswith(f"{above}."))
     return bool(name) and any(
-        _named_gate(_below(other, around)) and linear.out_features == len(children)
-        for other, linear in beside
-        if not other.startswith(name + ".")
+        linear.out_features == len(children)
+        and (_named_gate(path) or (inside and not _in_attention(path) and not PROJECTIONS.fullmatch(path[-1].lower())))
+        for other, linear in _linears(modules, around)
+        if not other.startswith(name + ".") and (path := _below(other, around))
     )
 
 
 def routers(modules: Mapping[str, nn.Module]) -> dict[str, str]:
-    """Linear layers that route, by name, and why each is left alone: `ROUTER`, or `ASK` if only its shape says so."""
+    """Linear layers that route, by name, and why each is left alone: `ROUTER`, or a question."""
     every = groups(modules)
-    found: dict[str, str] = {}
+    found = dict(_alone(modules))
     for group in every:
         for around in _upward(group.around, modules):
             outside = [(n, m) for n, m in _linears(modules, around) if not any(g.holds(n) for g in every)]
@@ -101,14 +110,47 @@ def routers(modules: Mapping[str, nn.Module]) -> dict[str, str]:
 
 
 def _routers_of(group: Group, around: str, linears: list[tuple[str, nn.Linear]]) -> Iterator[tuple[str, str]]:
+    attention = any(_in_attention(_below(own, around)) for own in group.names)
     for name, linear in linears:
-        path = _below(name, around)
-        if any(ATTENTION.search(part.lower()) for part in path):
+        path, block = _below(name, around), name.rpartition(".")[0]
+        beside = [(n, m) for n, m in linears if n.rpartition(".")[0] == block]
+        if _in_attention(path) or (block != group.around and _is_glu(linear, [m for _, m in beside])):
             continue
         if _named_gate(path):
             yield name, ROUTER
-        elif linear.out_features == group.count and not PROJECTIONS.fullmatch(path[-1].lower()):
+        elif linear.out_features == group.count and not attention and not PROJECTIONS.fullmatch(path[-1].lower()):
             yield name, ASK.format(n=group.count)
+            if block not in (group.around, around):
+                yield from ((n, HIDDEN.format(last=name)) for n, m in beside if m.out_features != group.count)
+
+
+def _alone(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, str]]:
+    """Layers that are called gates, as if there were no experts."""
+    for name, linear in _linears(modules, ""):
+        around = next(above for above in _upward(name, modules) if _is_layer(above, modules))
+        path, block = _below(name, around), modules[name.rpartition(".")[0]]
+        beside = [m for m in block.children() if isinstance(m, nn.Linear)]
+        widths = [linear.in_features, *(m.out_features for m in beside if m is not linear)]
+        back = _shape(linear)[::-1] in map(_shape, beside)
+        if _named_gate(path) and not _in_attention(path) and not back and linear.out_features not in widths:
+            yield name, ALONE.format(n=linear.out_features)
+
+
+def _is_glu(linear: nn.Linear, beside: list[nn.Linear]) -> bool:
+    """Whether a layer is gate or up of a GLU by the shapes of those beside it, itself among them."""
+    shape, shapes = _shape(linear), [_shape(m) for m in beside if m is not linear]
+    if shape not in shapes:
+        return False
+    shapes.remove(shape)
+    return shape[::-1] in shapes
+
+
+def _shape(linear: nn.Linear) -> tuple[int, int]:
+    return linear.out_features, linear.in_features
+
+
+def _in_attention(path: list[str]) -> bool:
+    return any(ATTENTION.search(part.lower()) for part in path)
 
 
 def _named_gate(path: list[str]) -> bool:
@@ -123,10 +165,15 @@ def _upward(name: str, modules: Mapping[str, nn.Module]) -> Iterator[str]:
     """A module's name and those around it, as far as the numbered layer that holds it."""
     while True:
         yield name
-        above = name.rpartition(".")[0]
-        if not name or isinstance(modules[above], (nn.ModuleList, nn.Sequential)) or numbered(modules[above]):
+        if _is_layer(name, modules):
             return
-        name = above
+        name = name.rpartition(".")[0]
+
+
+def _is_layer(name: str, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether a module lies in a list, or is the whole model."""
+    above = modules[name.rpartition(".")[0]]
+    return not name or isinstance(above, (nn.ModuleList, nn.Sequential)) or numbered(above)
 
 
 def numbered(module: nn.Module) -> bool:

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from numerics import philox
 from numerics.arguments import integer
 
 from .expert import Draw
+from .folder_files import names_of
+from .notice import notice
 
 
 @dataclass(eq=False)
@@ -96,11 +99,21 @@ def trainer_callback() -> Any:
     saves and restores itself. A run that is resumed from a checkpoint, `train(resume_from_checkpoint=True)`, draws the
     words of a run without a break; micro-batches of one step are calls of it.
 
+    The Trainer loads tensors by the names of the model, and goes on with new weights where the library saves them under
+    others, as it does with experts (transformers 5.24). The callback reads those, if the checkpoint is the one that
+    `resume_from_checkpoint` of the arguments names, or lies in `output_dir`.
+
     Raises: ImportError without `transformers`.
     """
     from transformers import TrainerCallback
 
     class StepCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any) -> None:
+            if state.global_step:
+                named = args.resume_from_checkpoint
+                own = Path(args.output_dir, f"checkpoint-{state.global_step}")
+                _load_renamed(model, Path(named) if isinstance(named, str) else own)
+
         def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any) -> None:
             pin(model, state.global_step)
 
@@ -109,6 +122,27 @@ def trainer_callback() -> Any:
                 steps.pinned = False
 
     return StepCallback()
+
+
+@torch.no_grad()
+def _load_renamed(model: Any, folder: Path) -> None:
+    """Give a model of `transformers` those tensors of a checkpoint that have other names there than in the model."""
+    if not hasattr(type(model), "from_pretrained"):
+        return
+    if not folder.is_dir():
+        notice(
+            f"{folder} is not there, so what `transformers` saves under other names is not read from it; name the "
+            "checkpoint as resume_from_checkpoint of TrainingArguments too"
+        )
+    files = sorted(folder.glob("model*.safetensors"))
+    state, there = model.state_dict(), {name for path in files for name in names_of(path)}
+    renamed = sorted(set(state) - there)
+    if not files or not renamed:
+        return
+    with torch.random.fork_rng():  # loading draws initial weights
+        found = type(model).from_pretrained(folder, dtype=torch.float32).state_dict()
+    for name in renamed:
+        state[name].copy_(found[name])
 
 
 def advance(model: nn.Module, args: Any) -> None:

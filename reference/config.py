@@ -102,7 +102,7 @@ class TrainConfig:
     eval_sequences: int = 64
     """Held-out sequences per evaluation, the same ones each time."""
     checkpoint_every: int = 100
-    """Steps between checkpoints; the last step always has one."""
+    """Steps between checkpoints; the last step always has one, and under wsd the last one before the decay."""
     monitor_every: int = 50
     """Steps between observations of what quantizing does to every layer, the first step besides; 0: no monitor."""
     monitor_reference: Path | None = None
@@ -172,6 +172,10 @@ class TrainConfig:
     def stable_steps(self) -> int | None:
         """The last step before wsd's decay, from which a run can be lengthened; None under cosine."""
         return self.steps - self.decay_steps if self.schedule == "wsd" else None
+
+    def saves(self, step: int) -> bool:
+        """Whether a checkpoint is due after a step."""
+        return step in (self.steps, self.stable_steps) or step % self.checkpoint_every == 0
 
     @property
     def warmup_steps(self) -> int:

@@ -9,10 +9,11 @@ written as
 
     "user: 7+8=" end "\\nassistant: 15" end
 
-Held out is what asks something that no learned example asks, see `heldout`: of a chat, the content of all messages
-before the first learned one. So examples with one prompt and different completions are on one side, and a chat is on
-the side of all that begin as it does, whatever is said later. Where all examples ask the same, whole texts decide;
-where all are equal nothing is held out.
+Held out is what asks something that no learned example asks, see `heldout`: of a chat, what the user has said before
+the first learned message that answers it. So examples with one prompt and different completions are on one side, and a
+chat is on the side of all that ask as it does first, whatever the system says, whoever greets and whatever follows.
+Where all examples ask the same, all that is asked in a chat decides, then whole texts; where all are equal nothing is
+held out.
 
 The end of a model of bytes is byte 3, the ASCII character ETX, which no text may hold.
 """
@@ -54,11 +55,11 @@ class Examples:
 
 @dataclass(frozen=True)
 class _Asked:
-    """An example, the content of what it asks, and that of its whole text, see `heldout`."""
+    """An example, and what decides whether it is held out, see `heldout`: `keys`, the content of what it asks first, of
+    all that it asks, and of its whole text."""
 
     example: Example
-    question: str
-    text: str
+    keys: tuple[str, ...]
 
 
 class Codec:
@@ -129,19 +130,20 @@ def load_examples(data: str | None, codec: Codec, sequence: int, count: int, see
     return Examples(train, heldout, digest.hexdigest(), f"{description} ({len(found)} examples, {by})")
 
 
+_BY = "what they ask", "all that they ask, since all ask the same first", "their whole text, since all ask the same"
+
+
 def _split(found: list[_Asked]) -> tuple[list[Example], list[Example], str]:
     """What is learned, what is held out, and a phrase about it."""
-    keys, by = [asked.question for asked in found], "what they ask"
-    if len(set(keys)) < 2:
-        keys, by = [asked.text for asked in found], "their whole text, since all ask the same"
-    if len(set(keys)) < 2:
+    level = next((i for i in range(len(_BY)) if len({asked.keys[i] for asked in found}) > 1), None)
+    if level is None:
         return [asked.example for asked in found], [], "nothing held out, since all are equal"
-    held_out = held_out_keys(keys)
+    held_out = held_out_keys([asked.keys[level] for asked in found])
     parts: tuple[list[Example], list[Example]] = ([], [])
-    for key, asked in zip(keys, found, strict=True):
-        parts[key in held_out].append(asked.example)
+    for asked in found:
+        parts[asked.keys[level] in held_out].append(asked.example)
     heldout = list(dict.fromkeys(parts[1]))
-    return parts[0], heldout, f"{len(heldout)} different ones held out by {by}"
+    return parts[0], heldout, f"{len(heldout)} different ones held out by {_BY[level]}"
 
 
 def _exercises(codec: Codec, count: int, seed: int) -> Iterator[_Asked]:
@@ -203,14 +205,17 @@ def _example(codec: Codec, record: dict[str, Any]) -> _Asked:
             raise ValueError('it needs "messages", or "prompt" and "completion" that are texts')
         return _pair(codec, *texts)
     example, messages = codec.chat(record["messages"]), messages_of(record["messages"])
-    texts = [message.content for message in messages]
-    text = content("\n".join(texts))
-    before = next(place for place, message in enumerate(messages) if message.learned)
-    return _Asked(example, content("\n".join(texts[:before])) or text, text)
+    text = content("\n".join(message.content for message in messages))
+    asked = [place for place, message in enumerate(messages) if message.role == "user"]
+    asked = asked or [place for place, message in enumerate(messages) if not message.learned]
+    answers = (place for place, message in enumerate(messages) if message.learned and asked and place > asked[0])
+    ends = next(answers, len(messages)), len(messages)
+    keys = (content("\n".join(messages[place].content for place in asked if place < end)) or text for end in ends)
+    return _Asked(example, (*keys, text))
 
 
 def _pair(codec: Codec, prompt: str, completion: str) -> _Asked:
-    return _Asked(codec.pair(prompt, completion), content(prompt), content(f"{prompt}\n{completion}"))
+    return _Asked(codec.pair(prompt, completion), (content(prompt),) * 2 + (content(f"{prompt}\n{completion}"),))
 
 
 def _fits(asked: _Asked, sequence: int, where: str) -> _Asked:

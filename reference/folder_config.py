@@ -164,7 +164,7 @@ def _sizes(config: dict[str, Any], found: Architecture) -> ModelConfig:
     if found.kind == "glm4_moe":
         fields |= {"router": "sigmoid", "dense_layers": config.get("first_k_dense_replace", 1)}
         fields["shared_dim"] = config.get("n_shared_experts", 1) * fields["expert_dim"]
-    for name, value in fields.items():
+    for name, value in (*fields.items(), ("intermediate_size", config.get("intermediate_size", 0))):
         if name != "router" and value is not None and type(value) is not int:
             raise TypeError(f"{name} is {value!r}")
     if fields.get("window") is not None and fields["window"] < 1:

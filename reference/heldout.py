@@ -1,7 +1,7 @@
 """What is held out of fine-tuning and of reinforcement learning: by content, never by place.
 
-    content     the text that is asked: a problem's prompt; of an example, all that stands before its first learned
-                message. Unicode's normal form NFC, all white space taken out.
+    content     the text that is asked: a problem's prompt, an example's; of a chat, what the user has said before the
+                first learned message that answers it. Unicode's normal form NFC, all white space taken out.
     held out    where the first 8 bytes of the content's sha256 are a multiple of 10, one in 10
 
 Equal content is on one side, however often it comes, however it is answered and however it is spaced; adding, removing

@@ -104,7 +104,7 @@ class Run:
             require_finite(config.out, step, "held-out loss", ce)
             record |= {"heldout_ce": ce, "heldout_bits_per_byte": ce / math.log(2) / bytes_per_token}
         self.log.append(record)
-        if last or step % config.checkpoint_every == 0:
+        if config.saves(step):
             self.save(step)
         return record
 

@@ -258,7 +258,7 @@ def _steps(run: Run, start: int, interrupts: Interrupts, on_progress: Callable[[
             for add in watchers:
                 add(record)
             if interrupts.asked and step < config.steps:
-                if step % config.checkpoint_every:
+                if not config.saves(step):
                     run.save(step)
                 raise saved(step, config.steps, interrupts.asked)
 

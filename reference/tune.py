@@ -171,8 +171,9 @@ def begin(config: TuneConfig, ops: ModuleType, batch: int) -> Start:
     return Start(run, model.to(run.device), codec, None if loaded is None else loaded.corpus, about)
 
 
-# of what decides a tuned run's bits; 1: filler was given to the experts, and held out were places, not contents
-_RULES = 2
+# of what decides a tuned run's bits; 1: filler was given to the experts, and held out were places, not contents;
+# 2: of a chat, the system's words counted as what is asked
+_RULES = 3
 
 _SAME = (
     *(
@@ -293,8 +294,8 @@ def _require_rules(folder: Path) -> None:
     stored = checkpoint.read_json(path).get(TUNED) if path.is_file() else None
     if isinstance(stored, dict) and stored.get("rules", 1) != _RULES:
         raise ValueError(
-            f"out {str(folder)!r} holds a run of an earlier version of fourbit, which gave filler to the experts and "
-            "held out by place, not by content; go on with that version, which meta.json names, or use another out"
+            f"out {str(folder)!r} holds a run of an earlier version of fourbit, which gave filler to the experts, or "
+            "held out other examples; go on with that version, which meta.json names, or use another out"
         )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import reference
 from numerics import ops
-from reference import apply_layers
+from reference import apply_find, apply_layers
 from reference.apply_steps import replica_seed
 from reference.expert import Draw, ExpertMLP, Setting, route
 from reference.presets import preset
@@ -137,9 +137,87 @@ def test_what_looks_like_a_router_is_left_alone_and_asked_about() -> None:
     assert [line.name for line in reference.apply(model, "mxfp8", "moe.chooser").lines] == ["moe.chooser"]
 
 
+def wide(count: int = 32) -> nn.ModuleList:
+    """Experts as many as blocks divide, so that no width saves a router."""
+    return nn.ModuleList(mlp() for _ in range(count))
+
+
+def glu() -> nn.Module:
+    return tree(gate=linear(), up=linear(), down=linear())
+
+
+# (a layer, layers in it that are asked about, layers that follow)
+ASKED: dict[str, tuple[Any, set[str], set[str]]] = {
+    "experts that are attributes": (
+        lambda: tree(moe__gate=linear(32), **{f"moe__expert{i}": glu() for i in range(32)}),
+        {"moe.gate"},
+        {"moe.expert7.gate"},
+    ),
+    "experts that do nothing": (
+        lambda: tree(gate=nn.Linear(D, 96), experts=nn.ModuleList([mlp(), mlp(), nn.Identity()])),
+        {"gate"},
+        {"experts.1.up_proj"},
+    ),
+    "stacks of four axes": (
+        lambda: tree(moe__gate=linear(32), moe__w=nn.ParameterList([torch.zeros(32, 2, D, D)]), q_proj=linear()),
+        {"moe.gate"},
+        {"q_proj"},
+    ),
+    "a list that is not called experts": (
+        lambda: tree(moe__picker=linear(32), moe__ffns=wide()),
+        {"moe.picker"},
+        {"moe.ffns.31.up_proj"},
+    ),
+    "a hidden layer of a router that is not called so": (
+        lambda: tree(moe__route_net=nn.Sequential(linear(), nn.ReLU(), linear(32)), moe__experts=wide()),
+        {"moe.route_net.0", "moe.route_net.2"},
+        {"moe.experts.0.up_proj"},
+    ),
+    "a gate in a shared expert": (
+        lambda: tree(moe__pick=linear(), moe__experts=wide(D), moe__shared=glu(), dense=glu()),
+        {"moe.pick"},
+        {"moe.shared.gate", "moe.shared.up", "moe.shared.down", "dense.gate"},
+    ),
+    "gates that scale": (
+        lambda: tree(
+            gate=linear(), low_gate=linear(32), lift=nn.Linear(32, D), side__gate=linear(32), side__v=linear(32)
+        ),
+        set(),
+        {"gate", "low_gate", "side.gate"},
+    ),
+    "an attention of three axes, as wide as the output": (
+        lambda: tree(
+            rel_attn=nn.ParameterDict({"q": torch.zeros(D, 2, 32)}), ff__a=linear(128), ff__b=nn.Linear(128, D)
+        ),
+        set(),
+        {"ff.a", "ff.b"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_structure_tells_routers_from_gates_that_multiply(name: str) -> None:
+    make, asked, following = ASKED[name]
+    report = reference.apply(network(make()), "mxfp8")
+    left = {n.removeprefix("layers.2."): reason for n, reason in report.left if n.startswith("layers.2.")}
+    lines = {line.name.removeprefix("layers.2.") for line in report.lines if line.name.startswith("layers.2.")}
+    assert {n for n, reason in left.items() if "name it in where= if it is none" in reason} == asked
+    assert following <= lines and not asked & lines
+
+
+def test_a_list_of_many_experts_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    real = apply_find.is_expert_list
+    monkeypatch.setattr(apply_find, "is_expert_list", lambda *a: calls.append(a[0]) or real(*a))  # type: ignore[func-returns-value]
+    reference.apply(network(tree(moe__gate=linear(E), moe__experts=many())), "mxfp8")
+    assert len(calls) == 7  # the layers, and the experts of each
+
+
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
+        (nn.Conv2d(4, 4, 3), "a convolution, which no recipe has"),
+        (nn.ParameterDict({"bias": nn.Parameter(torch.zeros(2, 3, 4, 5))}), "bias: no experts, which no recipe has"),
         (Stacked(), "stacked experts of an unknown form (weight)"),
         (Stacked("a", "b"), "stacked experts of an unknown form (a, b)"),
         (nn.Conv1d(4, 4, 3), "a convolution, which no recipe has"),
@@ -148,7 +226,7 @@ def test_what_looks_like_a_router_is_left_alone_and_asked_about() -> None:
             "pos_embed: no experts, which no recipe has",
         ),
     ],
-    ids=["one matrix", "two", "convolution", "positions"],
+    ids=["conv2d", "four axes", "one matrix", "two", "convolution", "positions"],
 )
 def test_every_module_with_matrices_of_three_axes_stands_in_the_report(module: nn.Module, reason: str) -> None:
     model = tree(body=linear(), odd=module)

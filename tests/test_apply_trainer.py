@@ -76,6 +76,51 @@ def test_evaluations_between_steps_change_no_bit(whole: tuple[Path, dict[str, Te
     assert equal(train(tmp_path, callback=True, evaluate=True), whole[1])
 
 
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 32,
+}
+WIDE = {"intermediate_size": 64}
+NARROW = WIDE | {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "num_experts": 2}
+LIBRARY = {
+    "Mixtral": WIDE | {"num_local_experts": 2},
+    "Qwen2Moe": NARROW | {"num_experts_per_tok": 1},
+    "Qwen3Moe": NARROW | {"num_experts_per_tok": 1, "head_dim": 32},
+}
+
+
+def library_run(kind: str, out: Path, resume: Path | None = None) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**SIZES, **LIBRARY[kind])
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    reference.apply(model, "fourbit_all_layers")
+    data = [{"input_ids": tokens, "labels": tokens} for tokens in torch.randint(32, (4, 8))]
+    fixed = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "learning_rate": 1e-2, "max_steps": 2}
+    arguments = transformers.TrainingArguments(str(out), save_steps=1, **fixed)
+    trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[reference.trainer_callback()])
+    trainer.train(resume_from_checkpoint=resume and str(resume))
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", LIBRARY)
+def test_experts_that_the_library_saves_under_other_names_are_resumed(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parameters = library_run(kind, tmp_path)
+    assert equal(library_run(kind, tmp_path, tmp_path / "checkpoint-1"), parameters)
+    assert "is not there" not in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_the_callback_cannot_find_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    library_run("Mixtral", tmp_path / "one")
+    library_run("Mixtral", tmp_path / "two", tmp_path / "one" / "checkpoint-1")
+    told = capsys.readouterr().err
+    assert "checkpoint-1 is not there" in told and "resume_from_checkpoint of TrainingArguments" in told
+
+
 def test_without_the_callback_a_resumed_run_draws_other_words(tmp_path: Path) -> None:
     parameters = train(tmp_path, callback=False)
     assert not equal(train(tmp_path, callback=False, resume=True), parameters)

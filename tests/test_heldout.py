@@ -10,6 +10,7 @@ import json
 import random
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,8 +83,8 @@ def test_what_differs_in_white_space_or_normal_form_asks_the_same(one: str, othe
 
 
 def test_a_chat_is_where_its_beginning_is(tmp_path: Path) -> None:
-    """Whatever follows, in how many turns, and as a prompt with a completion too; a message that is not learned is part
-    of the beginning."""
+    """Whatever follows, in how many turns, and as a prompt with a completion too; whatever the system says,
+    and what was answered without being learned."""
     lines = []
     for i in range(80):
         lines += [pair(f"q{i}"), chat(f"q{i}", "one"), chat(f"q{i}", "two", "and?", "three")]
@@ -97,9 +98,32 @@ def test_a_chat_is_where_its_beginning_is(tmp_path: Path) -> None:
         sides = [{i for i in range(80) if any(t.startswith(form.format(i)) for t in part)} for part in texts]
         assert sides == [wanted, set(range(80)) - wanted]
     systems = [{i for i in range(80) if any(t.startswith(f"system: s\x03\nuser: q{i}\x03") for t in p)} for p in texts]
-    assert systems[0] == {i for i in range(80) if by_hash(f"sq{i}")} and not systems[0] & systems[1]
+    assert systems[0] == {i for i in range(80) if by_hash(f"q{i}")} and not systems[0] & systems[1]
     unlearned = [{i for i in range(80) if any(f"q{i}\x03\nassistant: bad" in t for t in part)} for part in texts]
-    assert unlearned[0] == {i for i in range(80) if by_hash(f"q{i}bad")} and not unlearned[0] & unlearned[1]
+    assert unlearned[0] == {i for i in range(80) if by_hash(f"q{i}")} and not unlearned[0] & unlearned[1]
+
+
+A_HELLO, U_HI = {"role": "assistant", "content": "hello"}, {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        lambda i: [A_HELLO],
+        lambda i: [A_HELLO | {"weight": 0}],
+        lambda i: [{"role": "system", "content": f"It is day {i}."}],
+        lambda i: [{"role": "system", "content": f"It is day {i}."}, A_HELLO],
+        lambda i: [U_HI, A_HELLO],
+    ],
+)
+def test_a_question_is_on_one_side_whatever_is_said_before_it(before: Any, tmp_path: Path) -> None:
+    lines = [{"messages": [*before(i), *chat(f"question {i % 40}.", f"answer {i}")["messages"]]} for i in range(120)]
+    found = loaded(tmp_path / "x.jsonl", lines)
+    held, learned = (
+        {n for n in range(40) if any(f"question {n}." in bytes(e.tokens).decode() for e in part)}
+        for part in (found.heldout, found.train)
+    )
+    assert held and not held & learned and held | learned == set(range(40))
 
 
 def test_few_examples_still_have_two_sides() -> None:

@@ -91,6 +91,16 @@ def test_a_lengthened_run_has_the_bits_of_a_long_one(
     assert mine == whole and train(longer(config), ops).resumed_from == 12
 
 
+@pytest.mark.parametrize(("every", "share", "kept"), [(8, 0.5, [4, 8]), (100, 0.25, [6, 8]), (3, 0.1, [7, 8])])
+def test_the_last_step_before_the_decay_has_a_checkpoint_whatever_is_asked_for(
+    config: TrainConfig, every: int, share: float, kept: list[int]
+) -> None:
+    config = dataclasses.replace(config, checkpoint_every=every, decay_share=share)
+    train(config, ops)
+    assert checkpoint.steps(config.out) == kept
+    assert train(longer(config, steps=9), ops).resumed_from == kept[-2]
+
+
 def test_a_run_that_was_killed_while_it_was_lengthened_goes_on_either_way(
     finished: TrainConfig, config: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +146,6 @@ def test_a_run_without_a_checkpoint_takes_any_number_of_steps(config: TrainConfi
         (COSINE, {}, "runs with schedule wsd can be lengthened; go on from the weights of this one by `fourbit export"),
         ({}, {"steps": 6}, "of 8 steps, which cannot become 6; use steps 8, or another out"),
         ({}, {"lr": 0.1}, "holds a run with another configuration: steps .8 there, 12 now., lr"),
-        ({"checkpoint_every": 8}, {}, "from step 5 on, and it has no checkpoint up to step 4; runs with schedule wsd"),
         ({"switch_at": 0.3}, {}, "it differs from one of 12 from step 3 on, and its checkpoint is of step 4"),
     ],
 )

@@ -196,6 +196,7 @@ def describe(folder: Path, **fields: object) -> None:
         ({"shared_expert_intermediate_size": 0}, "a qwen2_moe with these options is a mixtral"),
         ({"hidden_size": None}, "is damaged, or of another version: it lacks 'hidden_size'; restore it"),
         ({"vocab_size": "many"}, "is damaged, or of another version: vocab is 'many'"),
+        ({"intermediate_size": "wide"}, "is damaged, or of another version: intermediate_size is 'wide'"),
         ({"rope_parameters": "default"}, "is damaged"),
     ],
     ids=lambda x: x if isinstance(x, str) else None,
