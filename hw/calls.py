@@ -3,8 +3,10 @@
 After each call of a judged function must be unchanged, bit for bit:
 
     its arguments    shape, strides, and the whole memory behind every tensor, what lies outside of a view included
-    torch            default dtype, precision of FP32 products, autograd, flushing, threads, current device and stream
-    earlier results  of the last `KEPT` calls, and of each function's first: their memory must not be used again
+    torch            default dtype and device, precision of products, autograd, autocast, flushing, threads, current
+                     device and stream
+    earlier results  of the last `KEPT` calls, and of each function's first: their elements; what else lies in the
+                     same memory is the implementation's
 
 What changed is put back, so that it spoils no other comparison, and `Wrong` says what it was.
 """
@@ -71,6 +73,11 @@ def memory(x: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage())
 
 
+def _elements(x: Tensor) -> Tensor:
+    """The bytes of a tensor's own elements."""
+    return memory(x.detach().clone())
+
+
 def _place(x: Tensor) -> tuple[Any, ...]:
     return tuple(x.shape), x.stride(), x.storage_offset(), x.dtype, x.data_ptr()
 
@@ -96,7 +103,7 @@ class _Kept:
         shape, stride, offset, dtype, _ = self.place
         then = torch.empty(0, dtype=dtype, device=self.copy.device)
         then.set_(self.copy.untyped_storage(), offset, shape, stride)
-        same = not moved and torch.equal(*(memory(x.detach().clone()) for x in (then, self.tensor)))
+        same = not moved and torch.equal(_elements(then), _elements(self.tensor))
         if not moved:
             now.copy_(self.copy)
         elif self.tensor.dtype == dtype:
@@ -107,8 +114,14 @@ class _Kept:
 
 SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "default device": (
+        torch.get_default_device,
+        lambda device: torch.set_default_device(None if device.type == "cpu" else device),
+    ),
     "precision of FP32 products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "precision of sums in products": (lambda: [getattr(*flag) for flag in _SUMS], lambda v: _put_sums(v)),
     "gradient mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "autocast": (lambda: [torch.is_autocast_enabled(d) for d in _DEVICES], lambda v: _put_autocast(v)),
     "flushing of subnormals": (lambda: _flushed(), torch.set_flush_denormal),
     "number of threads": (torch.get_num_threads, torch.set_num_threads),
     "choice of deterministic algorithms": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
@@ -116,11 +129,26 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "current device": (lambda: _on_gpu(torch.cuda.current_device), lambda n: _on_gpu(torch.cuda.set_device, n)),
     "current stream": (lambda: _on_gpu(torch.cuda.current_stream), lambda s: _on_gpu(torch.cuda.set_stream, s)),
 }
+_DEVICES = ("cpu", "cuda")
+_SUMS = (
+    (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+    (torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
+)
 _TINY = 2.0**-1022  # the least normal number of Python's floats, halved where it is used
 
 
 def _flushed() -> bool:
     return _TINY * 0.5 == 0.0
+
+
+def _put_autocast(enabled: list[bool]) -> None:
+    for device, on in zip(_DEVICES, enabled, strict=True):
+        torch.set_autocast_enabled(device, on)
+
+
+def _put_sums(values: list[bool]) -> None:
+    for flag, value in zip(_SUMS, values, strict=True):
+        setattr(*flag, value)
 
 
 def _on_gpu(call: Callable[..., Any], *args: Any) -> Any:
@@ -169,7 +197,7 @@ class Calls:
     def reused(self) -> str | None:
         """The function of an earlier result that is no more what it was; None: all are."""
         for name, pairs in (*self._results, *self._firsts.items()):
-            if any(not torch.equal(memory(x), copy) for x, copy in pairs):
+            if any(not torch.equal(_elements(x), copy) for x, copy in pairs):
                 self._results.clear()
                 self._firsts.pop(name, None)
                 return name
@@ -215,7 +243,7 @@ class Calls:
                 )
         inputs = {k.tensor.untyped_storage().data_ptr() for k in kept}
         own = [x for x in tensors(result) if x.untyped_storage().data_ptr() not in inputs]
-        pairs = [(x, memory(x).clone()) for x in own]
+        pairs = [(x, _elements(x)) for x in own]
         self._results.append((name, pairs))
         self._firsts.setdefault(name, pairs)
         return result

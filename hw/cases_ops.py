@@ -238,7 +238,7 @@ def _returned(o: Any, i: Inputs) -> Outputs:
 def _row_scale(o: Any, i: Inputs) -> Outputs:
     """The outer scales that move, and whether there are any."""
     scales = {outer: o.row_scale(i["q"], ops.Recast(nm.MXFP8, outer)) for outer in ("gradient", "multiply")}
-    out = {f"{outer} is None": torch.tensor([scale is None]) for outer, scale in scales.items()}
+    out = {f"{outer} is None": torch.tensor([scale is None], device="cpu") for outer, scale in scales.items()}
     return out | {outer: scale for outer, scale in scales.items() if scale is not None}
 
 

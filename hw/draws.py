@@ -6,11 +6,12 @@ Of an element with the magnitude |q| between the codes lo < hi, away is drawn wi
 
 and for N draws of every element this is judged:
 
+    drawn         no element of a middle fraction has the same code in every draw
     neighbours    a code is lo or hi, an exact value stays; scales are no matter of chance (they are compared elsewhere)
-    bias          how often away, of each value (pair of codes, sign), and of all
+    bias          how often away, of each value (pair of codes, sign), of each lane and row, and of all
     resolution    how often away, of fractions near 2^-k and 1 - 2^-k: words of b bits know none below 2^-b
     independence  residuals e = (away - its mean) / sqrt(f (1 - f)), f in [0.2, 0.8], are uncorrelated between any two
-                  lanes, rows or draws, and at any distance in the tensor and, flattened, in the next draw
+                  lanes, rows or draws, and at any distance in the tensor and, flattened, in the next draws
 
 A number of times is held against Bernstein's interval: a sum of independent terms of variance V in all, none beyond c,
 leaves t = L c / 3 + sqrt((L c / 3)^2 + 2 L V) with probability 2 e^-L at most. L is set by the number of tests, so that
@@ -20,10 +21,10 @@ a true rounding fails one time in a million.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ import numerics as nm
 FALSE_ALARMS = 1e-6
 MIDDLE = 0.2  # fractions from here to 1 - it tell about correlations
 BITS = 16
+NEXT = 4  # draws in which the words of one are looked for
 
 
 def interval(variance: Tensor, tests: int, largest: float = 1.0) -> Tensor:
@@ -98,9 +100,9 @@ class Draws:
         distinct, reused = self.distinct()
         shared = distinct.shared()
         often = (
-            [] if shared else [*distinct.resolution(), *distinct.biased()]
+            [] if shared else [*distinct.resolution(), *distinct.biased(), *distinct.places()]
         )  # their intervals are of independent words
-        return [*reused, *shared, *often, *self.worse()]
+        return [*reused, *shared, *distinct.still(), *often, *self.worse()]
 
     def remarks(self) -> list[str]:
         """What was measured, in words."""
@@ -147,6 +149,18 @@ class Draws:
             return "it does not draw: every draw rounds away from zero"
         return f"a reused seed: all {len(self.codes)} draws have the same codes, whatever `random` says"
 
+    def still(self) -> Iterator[str]:
+        """Elements whose code is the same in every draw, which chance gives to none."""
+        n, f = len(self.codes), self.fraction
+        never = self.middle & (f**n + (1 - f) ** n < FALSE_ALARMS / max(f.numel(), 1))
+        at = (never & (self.codes == self.codes[:1]).all(0)).nonzero()
+        if len(at):
+            row, lane = at[0].tolist()
+            alike = {f"row {row}": at[:, 0] == row, f"lane {lane}": at[:, 1] == lane}
+            place = next((f", all in {name}" for name, same in alike.items() if bool(same.all())), "")
+            one = f"such as [{row}, {lane}], whose fraction is {float(f[row, lane]):.3f}"
+            yield f"{len(at)} elements have the same code in all {n} draws{place}, {one}"
+
     # Independence.
 
     def distinct(self) -> tuple[Draws, list[str]]:
@@ -188,7 +202,7 @@ class Draws:
                 yield float(r[at]), f"words are shared by {name}: {most} ({float(r[at]):+.2f})"
 
     def _again(self) -> Iterator[tuple[float, str]]:
-        """The same words at a distance in the tensor, and, flattened, in the next draw."""
+        """The same words at a distance in the tensor, and, flattened, in one of the next draws."""
         n, rows, columns = self.residuals.shape
         each, size, long = self.residuals.numpy(), (2 * rows, 2 * columns), 2 * rows * columns
         plain = self.middle.numpy().astype(np.float64)
@@ -197,16 +211,23 @@ class Draws:
         count = n * np.fft.irfft2(np.abs(np.fft.rfft2(plain, size)) ** 2, size)
         for at, r in self._nearest_lag(lags, count):
             yield r, f"words come again {at[0]} rows and {at[1]} columns further ({r:+.2f})"
-        lines = (np.fft.rfft(e.ravel(), long) for e in each)
-        lags = np.fft.irfft(sum(first.conj() * second for first, second in pairwise(lines)), long)
-        lags[0] = 0  # the same element: see the pairs
-        count = (n - 1) * np.fft.irfft(np.abs(np.fft.rfft(plain.ravel(), long)) ** 2, long)
-        for at, r in self._nearest_lag(lags, count):
-            yield r, f"words come again in the next draw, {at[0]} elements further ({r:+.2f})"
+        before: deque[np.ndarray] = deque(maxlen=NEXT)
+        sums = np.zeros((NEXT, long // 2 + 1), np.complex128)
+        for line in (np.fft.rfft(e.ravel(), long) for e in each):
+            for i, earlier in enumerate(before):
+                sums[i] += earlier.conj() * line
+            before.appendleft(line)
+        count = np.fft.irfft(np.abs(np.fft.rfft(plain.ravel(), long)) ** 2, long)
+        for i in range(min(NEXT, n - 1)):
+            lags = np.fft.irfft(sums[i], long)
+            lags[0] = 0  # the same element: see the pairs
+            later = "the next draw" if i == 0 else f"the draw {i + 1} later"
+            for at, r in self._nearest_lag(lags, (n - 1 - i) * count, NEXT):
+                yield r, f"words come again in {later}, {at[0]} elements further ({r:+.2f})"
 
-    def _nearest_lag(self, lags: np.ndarray, count: np.ndarray) -> Iterator[tuple[list[int], float]]:
-        """The least distance at which residuals are correlated, and how much."""
-        limit = self._limit(torch.from_numpy(count.round().clip(min=0)), lags.size).numpy()
+    def _nearest_lag(self, lags: np.ndarray, count: np.ndarray, times: int = 1) -> Iterator[tuple[list[int], float]]:
+        """The least distance at which residuals are correlated, and how much. times: how many such tests there are."""
+        limit = self._limit(torch.from_numpy(count.round().clip(min=0)), lags.size * times).numpy()
         beyond = np.argwhere(np.abs(lags) > limit)
         if len(beyond):
             signed = np.where(beyond > np.array(lags.shape) // 2, beyond - lags.shape, beyond)
@@ -275,6 +296,22 @@ class Draws:
             off, width = (float(x[code] / trials[code]) for x in (count - mean, t))
             text = f"{off:+.5f} of a step away from zero, +-{width:.5f} ({len(wrong)} of {values} values)"
             yield f"bias between {ends[0]:g} and {ends[1]:g}: {text}"
+
+    def places(self) -> Iterator[str]:
+        """Lanes and rows in which elements are rounded away too often, or too seldom."""
+        n, f = len(self.codes), torch.where(self.between, self.fraction, 0.0)
+        excess, variance, trials = self.away.sum(0) - n * f, n * f * (1 - f), n * self.between
+        for name, axis in (("lane", 0), ("row", 1)):
+            off, count = excess.sum(axis), trials.sum(axis)
+            t = interval(variance.sum(axis), sum(f.shape)) + count * 2.0**-BITS
+            wrong = (off.abs() > t).nonzero().flatten().tolist()
+            if wrong:
+                at = max(wrong, key=lambda i: float(off[i].abs() / count[i]))
+                error, width = (float(x[at] / count[at]) for x in (off, t))
+                yield (
+                    f"bias in {len(wrong)} of {len(off)} {name}s, most in {name} {at}: {error:+.5f} of a step away "
+                    f"from zero, +-{width:.5f}"
+                )
 
     def _overall(self) -> tuple[float, float]:
         """Mean of away - f, and its interval."""

@@ -1,8 +1,8 @@
 """The line "draws" of `validate --ops --own-random`: one case over many draws, judged by `draws`.
 
 The inputs hold fractions of every size, of values of every size: see `ways.fractions`. Each draw has a `random` of its
-own, which differs from the first's in one component alone: mostly the step, else the seed, the tensor's layer and role,
-or the grain. Scales, outer scales and kinds are compared with the emulation's at each draw.
+own, which differs from the first's in low bits or in a high one of one component alone: mostly the step, else the seed,
+the layer and role, or the grain. Scales, outer scales and kinds are compared with the emulation's at each draw.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .derive_blocks import Source
 from .draws import Draws
 from .judge import Judge
 
+HIGH = (1 << 8, 1 << 16, 1 << 24, 1 << 31)
 VARIED = {"step": 49, "seed": 15, "layer and role": 16, "grain": 16}  # how often each component is another
 FAST = Shape(DRAWS, lambda n: (0, n // 3 + 1, n // 2 + 2, n // 2 + 2, n - 1, n), 128, 128, 64)
 FULL = replace(FAST, rows=544, model=256)
@@ -33,11 +34,13 @@ def randoms(first: nm.Random) -> Iterator[tuple[str, nm.Random]]:
     (seed, step), (tensor, grain) = first.key, first.counter
     yield "step", first
     for name, count in VARIED.items():
-        for i in range(1, count):
-            key = (seed + i * (name == "seed"), step + i * (name == "step"))
-            # the counter of an expert is added to the grain's: they lie apart
-            counter = (tensor + i * (name == "layer and role"), grain + 64 * i * (name == "grain"))
-            yield name, replace(first, key=key, counter=counter)
+        # the counter of an expert is added to the grain's: they lie apart
+        apart = 64 if name == "grain" else 1
+        high = [(f"high bits of the {name}", i) for i in HIGH if i > apart * count]
+        for said, more in [*((name, i * apart) for i in range(1, count - len(high))), *high]:
+            key = (seed + more * (name == "seed"), step + more * (name == "step"))
+            counter = (tensor + more * (name == "layer and role"), grain + more * (name == "grain"))
+            yield said, replace(first, key=key, counter=counter)
 
 
 def draws(judge: Judge, row: OpsRow, case: SeamCase) -> None:

@@ -2,8 +2,8 @@
 
     layouts      views of larger memory that holds other things: gaps between elements, rows or matrices that lie apart,
                  columns before rows, a start that no vector load divides; stride 0; rows that overlap
-    settings     torch's default dtype, leave to multiply FP32 in less, autocast, flushing of subnormals, gradients
-                 wanted, inference mode, uninitialized memory that is filled
+    settings     torch's default dtype and device, leave to multiply FP32 in less, autocast, flushing of subnormals,
+                 gradients wanted, inference mode, uninitialized memory that is filled
     later calls  other values in the same memory, and results looked at again after later calls: see `judge`
     streams      on a GPU: arguments that a stream of its own writes first, and two streams at once: see `judge`
 
@@ -64,6 +64,13 @@ def rows_apart(x: Tensor) -> Tensor:
     return _room(x, *x.shape[:-1], x.shape[-1] + 24)[..., 8 : 8 + x.shape[-1]].copy_(x)
 
 
+def rows_oddly_apart(x: Tensor) -> Tensor:
+    """Rows whose distance no vector load divides, though the first one starts at whole vectors."""
+    if x.ndim == 0:
+        return x
+    return _room(x, *x.shape[:-1], (x.shape[-1] + 8) | 1)[..., : x.shape[-1]].copy_(x)
+
+
 def matrices_apart(x: Tensor) -> Tensor:
     """Some of the rows of larger matrices; each matrix is contiguous."""
     if x.ndim < 2:
@@ -101,6 +108,7 @@ def overlapping(x: Tensor) -> Tensor:
 LAYOUTS = (
     Way("strided", strided),
     Way("rows apart", rows_apart),
+    Way("rows oddly apart", rows_oddly_apart),
     Way("matrices apart", matrices_apart),
     Way("transposed", transposed),
     Way("not aligned", shifted),
@@ -159,6 +167,7 @@ def _wants_gradient(x: Tensor) -> Tensor:
 SETTINGS = (
     Way("default dtype float64", within=_default(torch.float64)),
     Way("default dtype bfloat16", within=_default(torch.bfloat16)),
+    Way("another default device", within=lambda device: torch.device("meta")),
     Way("FP32 products in less", within=_less),
     Way("autocast", within=_autocast),
     Way("subnormals flushed", within=_flush, data="small"),

@@ -26,6 +26,7 @@ from .subnormals import kept
 SIZES = (16, 32, 64, 128)
 
 
+@kept
 def hadamard_signs(size: int, key: tuple[int, int]) -> Tensor:
     """Random signs from Philox: sign i is bit i % 32 of word i // 32 of counter (0, 0, 0, 0).
 

@@ -74,6 +74,19 @@ def same_for(rng: Rng, *components: str) -> np.ndarray:
     return w
 
 
+def every_other_draw(rng: Rng) -> np.ndarray:
+    """Two streams in turn, each of which goes on three rows further."""
+    made = [stream(rng, 3 * COLUMNS, COLUMNS) for _ in range(2)]
+    return np.stack([made[i % 2][i // 2] for i in range(N)])
+
+
+def held(rng: Rng, at: tuple[object, ...], word: int | None = None) -> np.ndarray:
+    """Words that are the first draw's in every draw at some places, or one word."""
+    w = plain(rng)
+    w[:, *at] = w[0, *at] if word is None else word
+    return w
+
+
 def opposite(rng: Rng) -> np.ndarray:
     w = plain(rng)
     w[:, :, 1::2] = 65535 - w[:, :, ::2]
@@ -82,10 +95,28 @@ def opposite(rng: Rng) -> np.ndarray:
 
 FAULTS: dict[str, tuple[Words, str]] = {
     "one seed": (lambda g: plain(g, 1, ROWS, COLUMNS).repeat(N, 0), "a reused seed: all 93 draws have the same codes"),
-    "no step": (lambda g: same_for(g, "step"), "words do not depend on the step as they should: 48 of 49 draws"),
-    "no seed": (lambda g: same_for(g, "seed"), "words do not depend on the seed as they should: 14 of 14 draws"),
+    "no step": (lambda g: same_for(g, "step"), "words do not depend on the step as they should: 44 of 45 draws"),
+    "no seed": (lambda g: same_for(g, "seed"), "words do not depend on the seed as they should: 10 of 10 draws"),
     "no role": (lambda g: same_for(g, "layer and role"), "words do not depend on the layer and role as they should"),
     "no grain": (lambda g: same_for(g, "grain"), "words do not depend on the grain as they should"),
+    **{
+        f"no high bits of the {name}": (
+            lambda g, name=name: same_for(g, f"high bits of the {name}"),
+            f"words do not depend on the high bits of the {name} as they should",
+        )
+        for name in ("step", "seed", "layer and role", "grain")
+    },
+    "two draws later": (every_other_draw, "words come again in the draw 2 later, -288 elements further"),
+    "a lane to nearest": (lambda g: held(g, (slice(None), 7), 1 << 15), "same code in all 93 draws, all in lane 7, "),
+    "a row that does not draw": (lambda g: held(g, (40,)), "same code in all 93 draws, all in row 40, such as [40, "),
+    "a tile that does not draw": (
+        lambda g: held(g, (slice(64), slice(32))),
+        "same code in all 93 draws, such as [0, ",
+    ),
+    "a lane that is rounded too far": (
+        lambda g: plain(g) * np.where(np.arange(COLUMNS) == 50, 7, 8) // 8,
+        "bias in 1 of 96 lanes, most in lane 50: ",
+    ),
     "one word": (lambda g: one_per(g, ROWS, COLUMNS), "words are shared by lanes"),
     "a word for each block": (lambda g: one_per(g, 1, 32), "words are shared by lanes"),
     "a word for each pair": (lambda g: one_per(g, 1, 2), "pairs of lanes are correlated, most 28 and 29 (+0."),

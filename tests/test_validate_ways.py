@@ -95,6 +95,14 @@ WRONG = {
         "layouts",
         "rows apart",
     ),
+    "rows oddly apart start at whole vectors": (
+        "glu_backward",
+        "x = a[1]\nfar = x.stride(0) - x.shape[1] < 16\n"
+        "return f(a[0], strides(x, (x.stride(0) // 8 * 8, 1)) if x.stride(1) == 1 and far else x)",
+        "",
+        "layouts",
+        "rows oddly apart",
+    ),
     "wants a view": ("glu_backward", "return f(a[0], a[1].view(-1).view(a[1].shape))", "", "layouts", "strided"),
     "stride 0 is contiguous": (
         "glu_backward",
@@ -118,6 +126,13 @@ WRONG = {
         "settings",
         "default dtype bfloat16",
     ),
+    "memory of the default device": (
+        "glu_backward",
+        "return f(torch.empty(a[0].shape, dtype=a[0].dtype).copy_(a[0]), a[1])",
+        "",
+        "settings",
+        "another default device",
+    ),
     "a constant of the default dtype": (
         "glu_backward",
         "return f(a[0] * torch.ones(1), a[1])",
@@ -129,7 +144,7 @@ WRONG = {
     "counts versions": ("glu_backward", "a[0]._version\nreturn f(*a)", "", "settings", "inference mode"),
     "memory is what it was": (
         "glu_backward",
-        "r = f(*a)\nreturn torch.where(torch.empty(8, dtype=torch.float64).isnan().all(), 1, r)",
+        "r = f(*a)\nreturn torch.where(torch.empty(8, dtype=torch.float64, device=r.device).isnan().all(), 1, r)",
         "",
         "settings",
         "memory filled",
@@ -204,6 +219,12 @@ def test_a_kernel_for_one_dtype_alone_fails(
     [
         ("torch.set_default_dtype(torch.float64)\nreturn f(*a)", "default dtype"),
         ("torch.set_float32_matmul_precision('medium')\nreturn f(*a)", "precision of FP32 products"),
+        ("r = f(*a)\ntorch.set_default_device('meta')\nreturn r", "default device"),
+        ("torch.set_autocast_enabled('cpu', True)\nreturn f(*a)", "autocast"),
+        (
+            "m = torch.backends.cuda.matmul\nm.allow_bf16_reduced_precision_reduction = False\nreturn f(*a)",
+            "precision of sums in products",
+        ),
         ("torch.set_flush_denormal(True)\nreturn f(*a)", "flushing of subnormals"),
         ("torch.set_num_threads(1)\nreturn f(*a)", "number of threads"),
         ("torch.set_grad_enabled(False)\nreturn f(*a)", "gradient mode"),
@@ -255,6 +276,7 @@ def test_layouts_are_what_they_say() -> None:
     x = torch.arange(30.0).view(5, 6)
     assert ways.strided(x).stride() == (26, 2) and ways.strided(x).storage_offset() == 14
     assert ways.rows_apart(x).stride() == (30, 1) and ways.rows_apart(x).storage_offset() == 8
+    assert ways.rows_oddly_apart(x).stride() == (15, 1) and ways.rows_oddly_apart(x).storage_offset() == 0
     assert ways.transposed(x).stride() == (1, 5) and ways.transposed(torch.ones(2, 3, 4)).stride() == (12, 1, 3)
     assert ways.matrices_apart(torch.ones(2, 3, 4)).stride() == (24, 4, 1)
     assert ways.shifted(x).storage_offset() == 1 and ways.shifted(x).is_contiguous()
@@ -265,3 +287,36 @@ def test_layouts_are_what_they_say() -> None:
     assert ways.overlapping(sliding).stride() == (1, 1) and ways.overlapping(x) is x
     around = torch.empty(0).set_(ways.strided(x).untyped_storage())
     assert int(around.isnan().sum()) == around.numel() - x.numel()
+
+
+POOL = """
+POOL, USED = torch.empty(1 << 24, dtype=torch.uint8), [0]
+
+def own(t):
+    if isinstance(t, BlockTensor):
+        return t.derived(codes=own(t.codes), scales=own(t.scales), outer=t.outer)
+    start = USED[0]
+    USED[0] += -(-t.numel() * t.element_size() // 64) * 64
+    assert USED[0] <= len(POOL)
+    return POOL[start : start + t.numel() * t.element_size()].view(t.dtype).view(t.shape).copy_(t)
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "body", "before"),
+    [
+        ("requantize_transpose", "return own(f(*a, **k))", POOL),
+        ("glu_backward", "return own(f(*a))", POOL),
+        ("glu_backward", "return f(*a).mT.contiguous().mT", ""),
+        ("glu_backward", "r = f(*a)\nb = r.new_ones(len(r), r.shape[1] + 7)[:, 3:-4]\nreturn b.copy_(r)", ""),
+        ("glu_backward", "r = f(*a)\nreturn r.clone().requires_grad_() if torch.is_grad_enabled() else r", ""),
+    ],
+)
+def test_unusual_memory_of_results_passes(
+    function: str, body: str, before: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Parts of one pool that is filled on, columns first, columns of wider rows, results that want gradients."""
+    case = f"{function} NVFP4" if function != "glu_backward" else function
+    only = [f"{case}, {data}" for data in ("normal", "later calls", "layouts")]
+    status, lines = run(capsys, kernel(tmp_path, function, body, before), "--only", *only)
+    assert status == 0, failed(lines)
