@@ -6,6 +6,7 @@ and its records have one writer. `pytest` without `-n` runs in one process.
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,20 @@ def pytest_configure(config: pytest.Config) -> None:
     # without a GPU Triton's kernels run in its interpreter, which is chosen before triton is imported
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`@pytest.mark.every(n)`: of a family of cases on a device, the default run takes each n-th."""
+    seen: Counter[tuple[object, ...]] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("every")
+        if mark is not None:
+            parameters = item.callspec.params if hasattr(item, "callspec") else {}
+            family = item.path, item.originalname, str(parameters.get("device"))
+            if seen[family] % mark.args[0]:
+                item.add_marker("exhaustive")
+            seen[family] += 1
 
 
 @pytest.hookimpl(optionalhook=True)

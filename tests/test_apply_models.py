@@ -75,6 +75,7 @@ def own(request: pytest.FixtureRequest) -> Own:
     return Own(request.param())
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_step_under_every_preset_and_the_model_s_own_bits_after_remove(own: Own, name: str) -> None:
     model, before = own.model, own.loss

@@ -404,6 +404,7 @@ def rank_gradients(kind: str) -> list[bool]:
     return [torch.equal(mean, own), torch.allclose(mean, torch.stack(every).mean(0), rtol=1e-5, atol=1e-9)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["averaged", "fsdp"])
 def test_ranks_draw_words_of_their_own_without_being_told(kind: str) -> None:
     for ended in ranks(__file__, "rank_gradients", 2, kind):

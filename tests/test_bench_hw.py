@@ -224,6 +224,7 @@ OUTPUTS = {  # bytes of results for 128 x 128 values
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", [timed.name for timed in KERNELS if timed.name not in PHILOX])
 def test_a_kernel_runs_and_gives_what_it_is_counted_for(name: str, interpreted: ModuleType) -> None:
     work = BY_NAME[name].make(CPU, 128, 128)

@@ -92,6 +92,7 @@ class Mixed:
         return getattr(emulated if name == "router_gradient" else library, name)
 
 
+@pytest.mark.every(2)
 @interpreted
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 @pytest.mark.parametrize("name", ["fourbit", "nvfp4_nvidia"])

@@ -43,6 +43,14 @@ def found(tools: None) -> census.Census:
     return census.measure(census_run.contracted(), ARCHS)
 
 
+def test_some_kernels_keep_their_contract(tools: None) -> None:
+    """A quantizer, and a copy of bytes; the exhaustive run compiles them all."""
+    few = census.measure(["kernel_swizzle", "kernel_nvfp4"], ("sm_103a",))
+    assert [(row.kernel, row.case, row.faults) for row in few.rows if row.faults] == [] and few.passed
+    assert {row.mode for row in few.rows} == {"native", "common"}
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_kernel_keeps_its_contract(found: census.Census, arch: str) -> None:
     rows = [row for row in found.rows if row.arch == arch]
@@ -51,6 +59,7 @@ def test_every_kernel_keeps_its_contract(found: census.Census, arch: str) -> Non
     assert found.uncovered == () and found.passed
 
 
+@pytest.mark.exhaustive
 def test_native_code_is_on_blackwell_alone(found: census.Census) -> None:
     """And every kernel that has it there has portable code for Hopper."""
     native = {row.kernel for row in found.rows if row.mode == "native"}
@@ -59,6 +68,7 @@ def test_native_code_is_on_blackwell_alone(found: census.Census) -> None:
     assert not [row for row in found.rows if row.mode == "portable" and row.arch != "sm_90a"]
 
 
+@pytest.mark.exhaustive
 def test_the_record_is_of_the_present_kernels(found: census.Census) -> None:
     """`fourbit census --out tests/records/census.json` writes it."""
     record = json.loads(RECORD.read_text("utf-8"))
@@ -69,6 +79,7 @@ def test_the_record_is_of_the_present_kernels(found: census.Census) -> None:
     assert set(record["tools"]) == set(ARCHS) and "triton" in record["versions"]
 
 
+@pytest.mark.exhaustive
 def test_states_name_what_there_is(found: census.Census) -> None:
     """Records and tests that a kernel's state cites exist, and a native branch is never said to have run."""
     for kernel in found.kernels:
@@ -95,6 +106,7 @@ def test_the_record_of_a_gpu_is_what_pytest_reported(tmp_path: Path) -> None:
     assert "H200" in told["device"]["name"] and not gpu_record.ran("test_b")
 
 
+@pytest.mark.exhaustive
 def test_the_readme_tells_the_states(found: census.Census) -> None:
     """A line of the table in hw/README.md for each kernel's module: what has run, and what of native code there is."""
     table = [line for line in (ROOT / "hw/README.md").read_text("utf-8").splitlines() if line.startswith("| `")]
@@ -189,6 +201,7 @@ exit 255
 """
 
 
+@pytest.mark.exhaustive
 def test_a_ptxas_that_is_too_old_is_told(tools: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A stand-in that says it is of CUDA 12.9 and refuses everything: S2F6 is new to it, E2M1 is not."""
     program = tmp_path / "ptxas"
@@ -236,6 +249,7 @@ def test_a_ptxas_that_is_absent_is_told(monkeypatch: pytest.MonkeyPatch, tmp_pat
         toolchain.assembler.__wrapped__(tmp_path / "ptxas")
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("variable", "arch"), [("TRITON_PTXAS_BLACKWELL_PATH", "sm_103a"), ("TRITON_PTXAS_PATH", "sm_90a")]
 )

@@ -297,6 +297,7 @@ PRODUCTS: dict[str, tuple[Callable[[], Dump], str | None]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products(name: str):
     make, words = PRODUCTS[name]

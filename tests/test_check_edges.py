@@ -65,6 +65,7 @@ def test_an_outer_of_one_beside_one_level_is_no_fault():
 # Faults on data that make codes and x unlike.
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("fmt", [nm.NVFP4, nm.MXFP8, nm.MXFP4, nm.MXS2F6], ids=lambda fmt: fmt.name)
 @pytest.mark.parametrize(("step", "axis", "words"), [(1, 0, "row -1"), (-1, 0, "row +1"), (1, 1, "block -1")])
 def test_scales_out_of_place_are_named_on_heavy_tails(fmt: nm.BlockFormat, step: int, axis: int, words: str):
@@ -278,6 +279,7 @@ def test_a_fault_in_one_row_of_a_tall_output_is_named():
 # Large tensors: laws are tried on a sample of blocks, and what survives is run on all.
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("fmt", "how"),
     [

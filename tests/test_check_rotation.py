@@ -31,6 +31,7 @@ def rotated(x: torch.Tensor, size: int) -> torch.Tensor:
     return (x.double().unflatten(-1, (-1, size)) @ matrix.mT).flatten(-2)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [16, 64])
 def test_a_rotation_in_the_dtype_of_x_is_sound_and_stated(size: int, dtype: torch.dtype):
@@ -56,6 +57,7 @@ def test_bfloat16_between_a_float32_tensor_and_its_bytes_is_a_fault():
 BEFORE = "of x before the Hadamard transform"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("outer", "maxima", "words"),
     [

@@ -251,6 +251,7 @@ def test_a_closed_pipe_is_silent(body: str, tmp_path: Path) -> None:
     assert (run.returncode, run.stderr) == (141, "")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("arguments", [("show", "E4M3", "0x6C"), ("formats",), ("train", "--help")])
 def test_short_commands_do_not_import_the_compiler(arguments: tuple[str, ...]) -> None:
     """torch's compiler takes 0.7 s to import, more than everything else of ours."""

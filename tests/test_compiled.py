@@ -89,6 +89,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.every(99)
 @pytest.mark.parametrize(("fmt", "dtype"), PAIRS)
 def test_compiled_equals_eager(fmt: nm.BlockFormat, dtype: torch.dtype, compiler: None) -> None:
     x = data(dtype)
@@ -107,6 +108,7 @@ def test_the_formula_decodes_every_code() -> None:
         assert_equal((compiled._decode_by_formula(codes, fmt),), (nm.decode(codes, fmt),))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fmt", [nm.NVFP4, nm.MXFP8], ids=lambda fmt: fmt.name)
 @pytest.mark.parametrize("shape", [(40,), (3, 24, 40), (7, 250)])
 def test_ragged_blocks_and_other_shapes(shape: tuple[int, ...], fmt: nm.BlockFormat, compiler: None) -> None:
@@ -121,6 +123,7 @@ def test_ragged_blocks_and_other_shapes(shape: tuple[int, ...], fmt: nm.BlockFor
     assert_equal(compiled.compile(more)(x), more(x))
 
 
+@pytest.mark.exhaustive
 def test_ready_made_functions(compiler: None) -> None:
     x = data(torch.float32)[96:]
     assert_equal((compiled.quantize_dequantize(x, nm.NVFP4),), (nm.quantize(x, nm.NVFP4).dequantize(),))
@@ -138,6 +141,7 @@ def test_ready_made_functions(compiler: None) -> None:
         assert_equal((got,), (nm.requantize(q, nm.MXFP8, rounding=rounding, random=words).dequantize(),))
 
 
+@pytest.mark.exhaustive
 def test_groups_too(compiler: None) -> None:
     x = data(torch.bfloat16)[96:]
 
@@ -160,6 +164,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_quantizer_is_one_graph(name: str, compiler: None) -> None:
     """What makes it fast: no step leaves the compiled code."""

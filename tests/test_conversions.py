@@ -239,6 +239,7 @@ for text in sys.argv[1:]:
 """
 
 
+@pytest.mark.exhaustive
 def test_every_instruction_of_hopper_assembles(tmp_path: Path) -> None:
     """Ahead of time, for sm_90, in a process where triton compiles."""
     pytest.importorskip("triton", reason="not run: triton is not installed (fourbit[hw])")

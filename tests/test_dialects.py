@@ -91,6 +91,7 @@ def same(a: float, b: float) -> bool:
 STEPS = pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.exhaustive)], ids=["some", "all"])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", NV)
 @pytest.mark.parametrize("which", TENSORS)
 @STEPS
@@ -122,6 +123,7 @@ TINY_NOT_CLAIMED = (
 )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "fmt"), MX)
 @pytest.mark.parametrize("which", [*TENSORS, "1e-38", "2^-120", "edges"])
 @STEPS

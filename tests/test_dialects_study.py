@@ -384,6 +384,7 @@ def test_the_details_say_which_are_alike_on_all_data(result: Result) -> None:
         assert f"{told}{both(texts)}. Normal: " in result.summary["details"]
 
 
+@pytest.mark.exhaustive
 def test_other_data_give_other_details(result: Result) -> None:
     """Without a differing block and with equal errors, and with another worst one far below, the words say so."""
     rows = result.rows.assign(differing=0, sqnr=20.0, gain=0.0)

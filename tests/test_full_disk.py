@@ -115,6 +115,7 @@ def test_a_write_that_the_system_stops_keeps_the_checkpoint_before(tmp_path: Pat
     assert_goes_on(folder, words)
 
 
+@pytest.mark.exhaustive
 def test_a_log_that_the_system_stops_is_named_and_cut(tmp_path: Path, words: list[str]) -> None:
     """The log is the one file that grows: its last line breaks off, and is taken again."""
     folder, words = tmp_path / "run", [*words, "--monitor-every=1"]  # lines that are longer than meta.json

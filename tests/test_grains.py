@@ -77,6 +77,7 @@ def layer(name: str, together: int) -> tuple[Counter[tuple[str, ...]], Tensor, T
     return seen, torch.cat(outs), torch.cat(grads)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_any_placement_of_grains_gives_the_same_expert_bits(name):
     alone = layer(name, 1)
@@ -116,6 +117,7 @@ def run(folder: Path, **fields: Any) -> list[tuple[float, ...]]:
     return losses(folder)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["fourbit", "bf16", "nvfp4_nvidia"])
 def test_deterministic_runs_do_not_depend_on_the_micro_batch(tmp_path, name):
     found = [run(tmp_path / str(m), preset=name, deterministic=True, micro_batch=m) for m in (1, 2, 4)]

@@ -165,6 +165,7 @@ def raised_run(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     return run
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("last", [2, 3, 4, 5])
 def test_a_raised_run_that_is_interrupted_ends_bit_for_bit_like_an_uninterrupted_one(
     tmp_path: Path, raised_run: TrainConfig, last: int

@@ -47,6 +47,7 @@ def drawn(tokens: int, top: int, rows: int) -> tuple[Tensor, Tensor]:
     return torch.randint(rows, (tokens, top), generator=draw), weights
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("kind", PAYLOADS, ids=lambda kind: getattr(kind, "name", str(kind)))
 @pytest.mark.parametrize("name", DATA)
 def test_every_kind_of_data(name: str, kind: nm.BlockFormat | torch.dtype, device: torch.device) -> None:

@@ -66,6 +66,7 @@ def every(fmt: nm.BlockFormat) -> nm.BlockTensor:
     return nm.BlockTensor(codes, scales, None, fmt, fmt.rule.name, 1)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("fmt", [nm.NVFP4, nm.MXFP4, nm.MXFP8, nm.MXS2F6], ids=lambda fmt: fmt.name)
 def test_every_code_under_every_scale(fmt: nm.BlockFormat, device: torch.device) -> None:
     """And times outer scales that saturate or underflow, and factors of both signs."""
@@ -96,6 +97,7 @@ def test_packed_nvfp4_under_every_scale(device: torch.device) -> None:
     assert torch.equal(q.values().to(NARROW).to(torch.float32).nan_to_num(), q.values().nan_to_num())
 
 
+@pytest.mark.every(4)
 @FORMATS
 @KINDS
 def test_every_kind_of_data(name: str, fmt: nm.BlockFormat, device: torch.device) -> None:

@@ -53,6 +53,7 @@ def test_hadamard(name: str, fmt: nm.BlockFormat, device: torch.device) -> None:
     check(mx(Source(x.to(device)), fmt.element.name, SIGNS.to(device)), expected)
 
 
+@pytest.mark.every(3)
 @DRAWN
 @KINDS
 def test_stochastic_rounding(name: str, fmt: nm.BlockFormat, device: torch.device) -> None:

@@ -67,14 +67,14 @@ def again(function: Callable[..., None], *marks: pytest.MarkDecorator) -> Callab
     return copy
 
 
-LONG = pytest.mark.exhaustive
+LONG, FEW = pytest.mark.exhaustive, pytest.mark.every(4)
 
-test_nvfp4_of_every_kind = again(test_hw_nvfp4.test_every_kind_of_data)
+test_nvfp4_of_every_kind = again(test_hw_nvfp4.test_every_kind_of_data, FEW)
 test_nvfp4_power_outers = again(test_hw_nvfp4.test_outer_scales_of_powers_of_two, LONG)
 test_nvfp4_given_outers = again(test_hw_nvfp4.test_outer_scales_that_are_given, LONG)
 test_nvfp4_far_outers = again(test_hw_nvfp4.test_outer_scales_where_three_operations_are_no_division)
-test_nvfp4_ties = again(test_hw_nvfp4.test_both_sides_of_every_tie)
-test_nvfp4_drawn = again(test_hw_nvfp4.test_stochastic_rounding)
+test_nvfp4_ties = again(test_hw_nvfp4.test_both_sides_of_every_tie, FEW)
+test_nvfp4_drawn = again(test_hw_nvfp4.test_stochastic_rounding, FEW)
 test_nvfp4_gathered = again(test_hw_nvfp4.test_rows_gathered_with_factors, LONG)
 test_nvfp4_swiglu = again(test_hw_nvfp4.test_swiglu, LONG)
 test_nvfp4_hadamard = again(test_hw_nvfp4.test_hadamard, LONG)
@@ -82,12 +82,12 @@ test_nvfp4_swizzled = again(test_hw_nvfp4.test_swizzled_scales, LONG)
 test_nvfp4_widths = again(test_hw_nvfp4.test_widths)
 test_nvfp4_nothing = again(test_hw_nvfp4.test_nothing)
 
-test_mx_of_every_kind = again(test_hw_mx.test_every_kind_of_data)
+test_mx_of_every_kind = again(test_hw_mx.test_every_kind_of_data, FEW)
 test_mx_hadamard = again(test_hw_mx.test_hadamard, LONG)
-test_mx_drawn = again(test_hw_mx.test_stochastic_rounding)
+test_mx_drawn = again(test_hw_mx.test_stochastic_rounding, FEW)
 test_mx_gathered = again(test_hw_mx.test_rows_gathered_with_factors, LONG)
 test_mx_swiglu = again(test_hw_mx.test_swiglu, LONG)
-test_mx_ties = again(test_hw_mx.test_both_sides_of_every_tie)
+test_mx_ties = again(test_hw_mx.test_both_sides_of_every_tie, FEW)
 test_mx_powers = again(test_hw_mx.test_every_exponent_and_both_sides_of_every_power)
 test_mx_swizzled = again(test_hw_mx.test_swizzled_scales, LONG)
 test_mx_widths = again(test_hw_mx.test_widths, LONG)
@@ -102,7 +102,7 @@ test_tokens_every_scale = again(test_hw_tokens.test_saved_nvfp4_under_every_scal
 test_tokens_groups = again(test_hw_tokens.test_saved_operands_of_groups, LONG)
 test_tokens_programs = again(test_hw_tokens.test_two_programs_of_columns_and_no_rows)
 test_tokens_nvfp4 = again(test_hw_tokens.test_nvfp4_along_tokens, LONG)
-test_tokens_nvfp4_hadamard = again(test_hw_tokens.test_nvfp4_along_tokens_after_hadamard)
+test_tokens_nvfp4_hadamard = again(test_hw_tokens.test_nvfp4_along_tokens_after_hadamard, FEW)
 test_tokens_nvfp4_programs = again(test_hw_tokens.test_nvfp4_along_tokens_in_two_programs_and_of_no_rows)
 test_tiles_of_every_kind = again(test_hw_tokens.test_tiles)
 
@@ -181,6 +181,7 @@ def test_questions_that_are_open() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("name", "answer"), touched(), ids=str)
 def test_no_bit_hangs_on_an_open_question(name: str, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it matters: S2F6 of subnormal and of the largest numbers, NaN under random words, every code and scale."""

@@ -70,6 +70,7 @@ ONLY = (
 )
 
 
+@pytest.mark.exhaustive
 def test_validate_judges_it(capsys: pytest.CaptureFixture[str]) -> None:
     """A case of each function that is fast in the interpreter, all shapes; and it is not vacuous."""
     before = torch.get_num_threads()
@@ -109,6 +110,7 @@ def test_outer_scopes(fmt: nm.BlockFormat) -> None:
         same("quantize_tokens", stack, Cast(fmt, "leading", SR), RANDOM)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("scope", ["tensor", "leading", None])
 def test_tiles(scope: str | None) -> None:
     stack = data("NaN, Inf", 3, 20, 40)
@@ -143,6 +145,7 @@ def test_nothing() -> None:
     same("quantize_tokens", torch.zeros(0, 64), Cast(nm.MXFP8), axis=-2, groups=(0, 0, 0))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "fmt", [nm.NVFP4, nm.NVFP4_46, nm.NVFP4_2D, nm.MXFP8, nm.MXFP4, nm.MXS2F6], ids=lambda fmt: fmt.name
 )
@@ -262,6 +265,7 @@ def layer(name: str, seam_functions: Any, last: bool, shared: bool) -> list[Tens
     return [out.detach(), x.grad, *(p.grad for p in moe.parameters() if p.grad is not None)]
 
 
+@pytest.mark.every(9)
 @pytest.mark.parametrize(
     ("name", "last"),
     [

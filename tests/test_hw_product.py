@@ -47,6 +47,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.every(4)
 @FORMATS
 @pytest.mark.parametrize("groups, columns, width", SHAPES, ids=str)
 def test_exact_sums(

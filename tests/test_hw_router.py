@@ -39,6 +39,7 @@ def drawn(tokens: int, top: int, rows: int) -> Tensor:
     return torch.randint(rows, (tokens, top), generator=torch.Generator().manual_seed(tokens + top))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", DATA)
 def test_every_kind_of_data(name: str, device: torch.device) -> None:
     """BF16 and FP32 gradients, one to four experts a token."""
@@ -59,6 +60,7 @@ def test_programs_and_ragged_rows(device: torch.device) -> None:
     check(g.mT.contiguous().mT, decoded.mT.contiguous().mT, slots.mT.contiguous().mT, True, device)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", ["normal", "tails", "huge", "denormals"])
 def test_the_transform_has_its_bits(name: str, device: torch.device) -> None:
     """One entry 1 in each of 96 rows picks one value of the transform; all else is zeros."""

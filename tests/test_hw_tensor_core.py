@@ -85,6 +85,7 @@ for fmt in tensor_core.FORMATS:
 """
 
 
+@pytest.mark.exhaustive
 def test_every_format_is_wgmma_alone_on_an_h200(tmp_path: Path) -> None:
     """Ahead of time, in a process where triton compiles; an addition beside wgmma would be in the words."""
     env = {name: value for name, value in os.environ.items() if name != INTERPRET}

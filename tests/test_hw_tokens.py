@@ -47,6 +47,7 @@ def columns(width: int, rows: int = ROWS) -> Tensor:
     return torch.cat([data(name, rows, width) for name in DATA], 1)
 
 
+@pytest.mark.exhaustive
 def test_values_along_tokens(device: torch.device) -> None:
     """Every kind of data, FP32 and BF16, nearest and stochastic, in groups and whole."""
     for dtype in (torch.float32, torch.bfloat16):
@@ -96,6 +97,7 @@ def again(
     check(tokens(q.packed().to(there), groups, q.scales.to(there), own, scale, random), expected.derived(outer=None))
 
 
+@pytest.mark.every(3)
 @KINDS
 def test_saved_nvfp4(name: str, device: torch.device) -> None:
     """Under outer scales or without, with factors or without; outer scales beyond those that lend 2^63 too."""
@@ -110,6 +112,7 @@ def test_saved_nvfp4_under_the_outer_scale_of_the_tensor(device: torch.device) -
     again(nm.quantize(data("normal", 7, 48), nm.NVFP4, outer="tensor"), device)
 
 
+@pytest.mark.every(3)
 @KINDS
 def test_saved_mxfp8(name: str, device: torch.device) -> None:
     q, (_, factor) = nm.quantize(data(name, 7, 64), nm.MXFP8), picked(7, 7)
@@ -128,6 +131,7 @@ def test_saved_mxfp8_at_the_ends_of_float32(device: torch.device) -> None:
         again(row, device, groups=None)
 
 
+@pytest.mark.exhaustive
 def test_saved_nvfp4_under_every_scale(device: torch.device) -> None:
     """Every code under every scale; under outer scales of either size, two beside 1e15, every fifth scale."""
     scales = torch.arange(128, dtype=torch.uint8)[None]
@@ -137,6 +141,7 @@ def test_saved_nvfp4_under_every_scale(device: torch.device) -> None:
         again(nm.BlockTensor(codes, some, torch.full((1, 1), outer), nm.NVFP4, "nvfp4", 1), device, groups=None)
 
 
+@pytest.mark.exhaustive
 def test_saved_operands_of_groups(device: torch.device) -> None:
     """One without rows, one of two blocks, one of one row."""
     for fmt, scope in ((nm.NVFP4_46, "row"), (nm.MXFP8, None)):
@@ -154,6 +159,7 @@ def test_two_programs_of_columns_and_no_rows(device: torch.device) -> None:
 # NVFP4 along tokens.
 
 
+@pytest.mark.every(3)
 @KINDS
 def test_nvfp4_along_tokens(name: str, device: torch.device) -> None:
     """The tensor's outer scale; FP32 and BF16, nearest and stochastic, in groups and whole."""
@@ -165,6 +171,7 @@ def test_nvfp4_along_tokens(name: str, device: torch.device) -> None:
     check(tokens_nvfp4(x.to(device), None), nm.quantize(x, nm.NVFP4, -2, "tensor"))
 
 
+@pytest.mark.every(3)
 @KINDS
 def test_nvfp4_along_tokens_after_hadamard(name: str, device: torch.device) -> None:
     """Groups are filled up with zero rows, whose codes come along."""
@@ -198,6 +205,7 @@ def largest(x: Tensor, rows: int) -> Tensor:
     return torch.where(blocks.isfinite(), blocks, 0).flatten(1).amax(1)
 
 
+@pytest.mark.every(3)
 @KINDS
 def test_tiles(name: str, device: torch.device) -> None:
     """Three matrices, FP32 and BF16, ragged along both axes; quantized along either they have the same codes."""

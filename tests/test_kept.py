@@ -30,6 +30,7 @@ def test_a_study_that_lacks_a_file_is_not_finished(tmp_path: Path, name: str) ->
     assert not kept.is_finished(TOY, folder, True) and study.finished(tmp_path) == []
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "damage",
     [
@@ -88,6 +89,7 @@ def test_what_a_killed_process_left_is_cleared_and_a_living_one_is_left_alone(tm
     assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.new", f".toy.{os.getpid()}.new", "toy"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive)])
 def test_a_report_that_ends_leaves_no_process(tmp_path: Path, how: signal.Signals) -> None:
     root = Path(study.__file__).parent.parent

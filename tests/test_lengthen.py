@@ -70,6 +70,7 @@ def longer(config: TrainConfig, **changes: Any) -> TrainConfig:
 COSINE = {"schedule": "cosine", "decay_share": TrainConfig.decay_share}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("changes", [{}, {"switch_at": 0.8}, COSINE | {"min_lr_ratio": 1.0}])
 def test_a_lengthened_run_has_the_bits_of_a_long_one(
     finished: TrainConfig, config: TrainConfig, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]

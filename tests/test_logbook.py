@@ -102,6 +102,7 @@ def test_it_gets_what_the_log_says_also_of_a_resumed_run(
     assert [options.get("mode") for options in service.begun] == [None if service.reachable else "offline"] * 2
 
 
+@pytest.mark.every(2)
 def test_two_runs_are_two_there_and_bits_are_the_same(tmp_path: Path, service: Service) -> None:
     runs = [train(config(tmp_path / name, monitor_every=0), ops) for name in "ab"]
     plain = train(config(tmp_path / "c", monitor_every=0, wandb=None), ops)

@@ -185,6 +185,7 @@ def test_finished_runs_are_not_repeated_and_tables_come_again_from_two_files(
         loss_order.order(loss_order.OrderConfig(out=tmp_path, table=True, seeds=(0, 7)))
 
 
+@pytest.mark.exhaustive
 def test_stopped_by_the_time_it_tabulates_a_common_step_and_resumes_with_the_same_bits(
     config: loss_order.OrderConfig, tmp_path: Path
 ) -> None:

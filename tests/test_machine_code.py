@@ -382,6 +382,7 @@ print(number >= 1, three.least - two.least == two.least - one.least > 0, two.oth
 """
 
 
+@pytest.mark.exhaustive
 def test_kernels_compiled_for_hopper_are_counted(tmp_path: Path) -> None:
     """Philox: straight code, at least a wide multiplication for each of 2 a round, 10 rounds, 2 counters a thread. A
     loop: linear in its turns, the division's slow path apart."""

@@ -64,6 +64,7 @@ def _worst(kind: str, data: str, k: int, **options) -> tuple[float, float]:
     return float(torch.stack(found).max()), float((bound / (first.double().abs() @ second.double().abs().mT)).min())
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("data", ["normal", "cancels", "spread", "loses"])
 @pytest.mark.parametrize("kind", [*WHOLE, *PLAIN, *BLOCKS])
 def test_no_order_exceeds_the_bound(kind: str, data: str):

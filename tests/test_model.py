@@ -66,6 +66,7 @@ def test_a_later_token_changes_no_earlier_logit(name: str):
     assert not torch.equal(before[:, 20:], after[:, 20:])
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", PRESETS)
 def test_loss_falls_and_every_parameter_learns(name: str):
     model, tokens = _model(name), _tokens()

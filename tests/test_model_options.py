@@ -56,6 +56,7 @@ def test_a_later_token_changes_no_earlier_logit(name: str) -> None:
     assert torch.equal(before[:, :20], after[:, :20]) and not torch.equal(before[:, 20:], after[:, 20:])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_parameter_learns(name: str) -> None:
     model, tokens = _model(**OPTIONS[name]), _tokens()

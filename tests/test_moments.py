@@ -99,6 +99,7 @@ def test_bf16_is_unbiased_exactly() -> None:
             assert int((back != down | sign).sum()) == pattern & 0xFFFF
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["bf16", "mxfp8", "nvfp4"])
 @pytest.mark.parametrize("which", ["first", "second"])
 def test_the_mean_of_many_draws_is_the_value(name: str, which: str) -> None:

@@ -298,6 +298,7 @@ def test_which_steps_are_due() -> None:
     assert [due(step, 5, 7) for step in range(1, 8)] == ["measured", *["followed"] * 3, "measured", None, None]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("every", "saves", "transitions"),
     [
@@ -328,6 +329,7 @@ def test_a_layer_that_is_observed_has_the_same_bits(name: str) -> None:
     assert all(torch.equal(one, two) for one, two in zip(seen, plain, strict=True))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_run_that_is_observed_has_the_same_bits(tmp_path: Path, recompute: bool) -> None:
     """The file of the last checkpoint: weights, moments, and the identity of the run too."""

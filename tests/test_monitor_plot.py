@@ -75,6 +75,7 @@ def test_the_figure_has_every_measure(run: Path, kind: str, capsys: pytest.Captu
     assert text == {"input", "hidden", "saved input", "a layer was raised"}
 
 
+@pytest.mark.exhaustive
 def test_a_figure_of_a_real_run_and_of_bf16_alone(tmp_path: Path) -> None:
     for name in ("fourbit", "bf16"):
         train(config(tmp_path / name, preset=name, steps=4, monitor_every=2), ops)

@@ -64,6 +64,7 @@ def layouts() -> list[tuple[str, str]]:
     return list(found.values())
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("name", "layer"), layouts())
 def test_every_preset_draws_and_nothing_overlaps(name, layer):
     figure = diagram.draw(preset(name), layer=layer)

@@ -112,6 +112,7 @@ def test_bad_input_is_told_and_the_picture_stays(control: str, text: str, told: 
     assert panel._note.value == "" and panel.picture is not before
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("values", "told"),
     (

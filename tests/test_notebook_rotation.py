@@ -117,6 +117,7 @@ def test_bad_input_is_told_and_the_picture_stays(text: str, told: str, panel: ro
     require_told(panel, "size", text, told)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("text", "told"),
     (

@@ -80,6 +80,7 @@ def test_tolerance_is_for_decimals_of_cells_that_train():
     assert differences(["x 0.5", 0.5], ["x 0.7", 0.7], 0.1) and differences("x 0.5", "x 0.5000", 0.0)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_shows_what_is_stored(path: Path):
     stored, shown = nbformat.read(path, as_version=4), run.executed(path)

@@ -224,6 +224,7 @@ def test_gains_keep_float32_moments() -> None:
     assert set(optimizer.state[model.layers[0].w13]) == {"step", "momentum.codes", "momentum.scales", "momentum.outer"}
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("optimizer", "moments"), CHOICES)
 def test_a_small_quadratic_is_solved(optimizer: str, moments: str) -> None:
     """c (w - target)^2 / 2 with curvatures c from 1/3 to 3 falls to 1e-3 of its start while the rate goes to zero."""

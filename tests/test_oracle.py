@@ -189,6 +189,7 @@ def test_float32_ties_and_limits():
 # ---- NVFP4 -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("scope", ["tensor", "row"])
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("fmt", [nm.NVFP4, nm.NVFP4_46], ids=lambda f: f.name)

@@ -102,6 +102,7 @@ def _blocks(fmt: nm.BlockFormat, n: int, k: int, data: str, g: torch.Generator) 
     return nm.BlockTensor(x.to(torch.uint8), scales.to(torch.uint8), None, fmt, fmt.rule.name, 1)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("data", ["uniform", "finite", "tiny", "near"])
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_blocks(kind: str, data: str):

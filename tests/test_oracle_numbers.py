@@ -51,6 +51,7 @@ def assert_published(found: dict, published: Published) -> None:
         assert least - 0.0005 - CLASS_A * least <= found["fours"] <= largest + 0.0005 + CLASS_A * largest
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_gaussian_column(name: str, gaussian: torch.Tensor, record: dict):
     assert gaussian.numel() >= 4_000_000

@@ -177,6 +177,7 @@ def test_reset_weights_are_counted_over_all_ranks(root):
     assert 0 < records(root / "oscillating-2-1-2")[2]["weights_reset"] < 1
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_four_ranks_began_goes_on_on_two_on_one_and_in_one_process(root, monkeypatch):
     assert len(records(root / "stopped")) == 2 and checkpoint.latest(root / "stopped").name == "checkpoint-00000002"
     for name in ("process", "two", "one"):

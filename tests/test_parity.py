@@ -105,6 +105,7 @@ def require_equal(m: Transformer, prompt: list[int], completion: Completion) -> 
 # ------------------------------------------------------------------------------------------------ the sampler
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -180,6 +181,7 @@ def test_a_copied_cache_goes_its_own_way() -> None:
 # ------------------------------------------------------------------------------------------------ the trainer
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("recipe", RECIPES)

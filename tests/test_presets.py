@@ -335,6 +335,7 @@ def test_who_claims_to_be_unbiased():
     assert set(CLAIMING) == set(stochastic) - {"fourbit_originals"}  # whose values are not those of the forward
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("gemm", ["dgrad", "wgrad"])
 @pytest.mark.parametrize("name", CLAIMING)
 def test_products_with_one_fixed_gradient_are_unbiased(name: str, gemm: str):

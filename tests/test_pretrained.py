@@ -53,6 +53,7 @@ PACKED = ("fourbit", "fourbit_pow2_outer", "fourbit_2d_weights", "nvfp4_46", "mx
 LAYOUTS = [(name, to) for name in PACKED for to in ("compressed-tensors", "modelopt", "bf16")]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("name, to", [*LAYOUTS, ("bf16", "bf16")])
 def test_what_was_exported_comes_back(name: str, kind: str, to: Any, tmp_path: Path) -> None:

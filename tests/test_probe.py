@@ -110,6 +110,7 @@ CHANGES: dict[str, Callable[[Accumulator], Accumulator]] = {
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(
     "name", ["hopper_fp8", "hopper_bf16", "hopper_tf32", "ampere_fp16", "blackwell_fp8", "ada_fp8"]
@@ -138,6 +139,7 @@ def test_another_exponent_of_zeros_is_no_row() -> None:
 # ---- how blocks are added --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("promote", [32, 64, 128])
 def test_promotion_is_seen(promote: int) -> None:
     """Between blocks FP32 to nearest, though a block's own sum has 13 bits toward zero; c comes last."""

@@ -126,6 +126,7 @@ PINNED = 3900864488983
 # ---- comparing -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("fmt", products.FORMATS, ids=lambda fmt: fmt.name)
 def test_the_model_passes_against_itself(fmt: nm.Format, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product_cases, "lengths", lambda fmt: (32, 96))
@@ -145,6 +146,7 @@ CHANGES = {  # a machine with another parameter, and the least share of the line
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("fmt", products.FORMATS, ids=lambda fmt: fmt.name)
 @pytest.mark.parametrize("change", CHANGES)
 def test_another_parameter_is_found(fmt: nm.Format, change: str, monkeypatch: pytest.MonkeyPatch) -> None:

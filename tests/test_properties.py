@@ -300,6 +300,7 @@ def again(q: nm.BlockTensor) -> nm.BlockTensor:
     return nm.quantize(q.dequantize(), q.fmt, q.axis, outer=q.outer, groups=q.groups, rule=q.rule)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("fmt", "rule"), [(f, r) for f in FORMATS for r in rules(f) if r != "unbiased"], ids=name)
 @properties
 @given(data=st.data())

@@ -322,6 +322,7 @@ def test_a_model_learns_what_is_rewarded(init: Path, tmp_path: Path) -> None:
     assert all(record["difference"] < 0.02 and record["failures"] == 0 for record in done.records)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("preset", ["fourbit", "mxfp8", "bf16"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_under_parity_sampler_and_trainer_differ_in_nothing(preset: str, device: str, tmp_path: Path) -> None:
@@ -344,6 +345,7 @@ def test_under_parity_sampler_and_trainer_differ_in_nothing(preset: str, device:
     assert 0.0 < found[1]["difference_max"] < 0.2
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("changes", [{}, {"updates": 2, "kl_weight": 0.1}])
 def test_killed_and_resumed_it_has_the_same_bits(changes: dict, init: Path, tmp_path: Path) -> None:
     def die(record: dict) -> None:

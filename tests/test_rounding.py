@@ -96,6 +96,7 @@ def with_nonnegative_exponents(x: torch.Tensor, fmt: nm.Format) -> torch.Tensor:
 # ---- nearest and directed modes against the oracle -------------------------------------------------------------------
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("fmt", "mode"), CASES, ids=name)
 def test_all_bfloat16_inputs(fmt: nm.Format, mode: nm.Rounding):
     """All 65,536 to nearest even; the other modes take every third."""

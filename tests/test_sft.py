@@ -192,6 +192,7 @@ def bits(folder: Path) -> tuple[object, ...]:
     return log, checkpoint.digest_of(checkpoint.load(checkpoint.latest(folder))[0])
 
 
+@pytest.mark.exhaustive
 def test_killed_and_resumed_it_has_the_same_bits(base: Path, tmp_path: Path) -> None:
     def die(record: dict) -> None:
         if record["step"] == 5:

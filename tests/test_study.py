@@ -68,6 +68,7 @@ def test_a_study_that_fails_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("former", [False, True], ids=["first", "again"])
 @pytest.mark.parametrize("name", FILES)
 def test_a_write_that_fails_leaves_things_as_they_were(

@@ -18,6 +18,7 @@ def _neighbours(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.nextafter(table, -inf).double(), torch.nextafter(table, inf).double()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("which", ["silu", "derivative"])
 def test_every_entry_is_the_nearest_number(which: str) -> None:
     table = silu_tables("cpu")[which == "derivative"]

@@ -10,6 +10,7 @@ import numerics as nm
 from numerics import sequential, tensor_core
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("kind", ["fp32", *(row.name for row in nm.ACCUMULATORS.values() if row.steps)])
 @pytest.mark.parametrize("shared", ["a", "b"])
 def test_a_shared_matrix_is_held_once(monkeypatch: pytest.MonkeyPatch, kind: str, shared: str):

@@ -570,6 +570,7 @@ def test_a_folder_that_is_no_run_is_refused(config: TrainConfig, model: type[Sta
 # The late switch.
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("which", ["forward", "backward", "both"])
 def test_a_late_switch_changes_the_steps_after_it_and_no_others(
     which: str, tmp_path: Path, uninterrupted: Result

@@ -35,6 +35,7 @@ def test_the_emulation_beside_itself(monkeypatch: pytest.MonkeyPatch, products: 
     )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("products", ["exact", "library"])
 @pytest.mark.parametrize("name", ["quantize_tokens", "gate_up_glu", "grad_products", "router_gradient", "aggregate"])
 def test_a_fault_is_seen(monkeypatch: pytest.MonkeyPatch, products: Any, name: str):
