@@ -78,6 +78,7 @@ def source_of(case: SeamCase, i: Inputs, operand: str) -> Source | None:
             "payload": Source(x, p.activation),
             "along rows": Source(x, drawn, -2, i.get("groups"), i.get("random")),
             "weight": Source(x, p.weight),
+            "pairs": Source(x[:4].unflatten(0, (-1, 2)) if x.ndim == 3 else x, p.activation),
             "grad": Source(x, drawn, random=i.get("random")),
             "nearest along rows": Source(x, p.grad, -2, i.get("groups")),
         }[operand]
@@ -117,7 +118,8 @@ def _rotated(case: SeamCase, i: Inputs, operand: str) -> Source | None:
     if case.function == "grad_products":
         return None
     if operand == "features":
-        return Source(nm.hadamard(i["x"], 16, rotation()), FEATURES)
+        signs = rotation(i["x"].shape[1])
+        return Source(nm.hadamard(i["x"], len(signs), signs), FEATURES)
     if operand == "weight":
         return Source(i["w"].dequantize(), ops.Cast(TILED.fmt, TILED.scope, TILED.rounding), -2)
     x = i["x"] if operand == "along rows" else i["q"].dequantize()
