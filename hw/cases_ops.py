@@ -7,7 +7,6 @@ defined (`router_gradient`, products under "library") are judged by the interval
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -274,9 +273,9 @@ SAVED = ops.Recast(nm.NVFP4, "multiply", nm.Rounding.STOCHASTIC, "tensor")
 TILED = ops.Recast(nm.NVFP4_2D, "multiply", scope="leading")
 
 
-def rotation(width: int = 16) -> torch.Tensor:
-    """The signs of the cases named rotated, for rows of a width: as many as divide it."""
-    return nm.hadamard_signs(math.gcd(width, 128), (3, 3))
+def rotation() -> torch.Tensor:
+    """The signs of the cases named rotated."""
+    return nm.hadamard_signs(16, (3, 3))
 
 
 def _rotated_operations(p: ExpertPath, o: Any) -> list[Operation]:
@@ -288,8 +287,7 @@ def _rotated_operations(p: ExpertPath, o: Any) -> list[Operation]:
 
     def quantize(i: Inputs) -> Outputs:
         along = o.quantize_tokens(i["x"], TOKENS, i["random"], i["groups"], -2, rotation())
-        features = o.quantize_tokens(i["x"], FEATURES, signs=rotation(i["x"].shape[1]))
-        return parts("along rows", along) | parts("features", features)
+        return parts("along rows", along) | parts("features", o.quantize_tokens(i["x"], FEATURES, signs=rotation()))
 
     def saved(d: Draw) -> Inputs:
         w = ops.quantize_tokens(d.tested(d.experts, d.shape.hidden, d.shape.model), p.weight)

@@ -118,8 +118,7 @@ def _rotated(case: SeamCase, i: Inputs, operand: str) -> Source | None:
     if case.function == "grad_products":
         return None
     if operand == "features":
-        signs = rotation(i["x"].shape[1])
-        return Source(nm.hadamard(i["x"], len(signs), signs), FEATURES)
+        return Source(nm.hadamard(i["x"], 16, rotation()), FEATURES)
     if operand == "weight":
         return Source(i["w"].dequantize(), ops.Cast(TILED.fmt, TILED.scope, TILED.rounding), -2)
     x = i["x"] if operand == "along rows" else i["q"].dequantize()

@@ -369,16 +369,12 @@ def test_unusual_memory_of_results_passes(
             "quantize_tokens NVFP4 weight, normal",
             "return f(a[0].flatten(0, -3) if a[0].ndim > 3 else a[0], *a[1:], **k)",
         ),
-        (
-            "quantize_tokens NVFP4 rotated, normal",
-            "return f(*a, **(k | {'signs': k['signs'][:64]} if 'signs' in k else k))",
-        ),
     ],
 )
 def test_a_kernel_that_fails_with_other_arguments_than_the_first_is_found(
     case: str, body: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """NaN, zeros and large numbers in weights, factors, matrices and codes; more axes, larger transforms."""
+    """NaN, zeros and large numbers in weights, factors, matrices and codes; more axes."""
     path = kernel(tmp_path, case.split()[0], body)
     status, lines = run(capsys, path, "--only", case)
     assert status == 1 and "Error" not in failed(lines)[0], lines
