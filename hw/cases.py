@@ -54,9 +54,10 @@ def _spread(low: float, high: float, rng: np.random.Generator, shape: tuple[int,
 
 
 def _not_finite(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """NaN, infinities and zeros of both signs among others; in a small array more of them, four in the mean."""
     x = rng.standard_normal(shape)
-    special = np.copysign(np.where(rng.random(shape) < 0.5, np.nan, np.inf), x)
-    return np.where(rng.random(shape) < 0.004, special, x)
+    special = np.copysign(rng.choice([np.nan, np.inf, 0.0], shape, p=[0.4, 0.4, 0.2]), x)
+    return np.where(rng.random(shape) < max(0.004, 4 / max(x.size, 1)), special, x)
 
 
 DATA: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {
@@ -71,11 +72,16 @@ DATA: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = 
     "NaN, Inf": _not_finite,
 }
 SOME = ("normal", "tails", "huge", "NaN, Inf")
+BESIDE = (
+    "tails",
+    "holes",
+    "NaN, Inf",
+)  # of every argument, weights and matrices too; beside other data they are normal
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one case: `groups` gives the offsets of the five experts for a number of rows.
+    """Sizes of one case: `groups` gives the offsets of the experts, mostly five, for a number of rows.
 
     Args:
         rows: of its matrices; None: as many as are asked for. model, hidden: widths D and F of the expert path.
@@ -118,13 +124,23 @@ class Draw:
     def normal(self, *shape: int) -> Tensor:
         return torch.from_numpy(self.rng.standard_normal(shape).astype(np.float32))
 
+    def beside(self, *shape: int) -> Tensor:
+        """Float32 data of an argument beside the tested one."""
+        if self.data not in BESIDE:
+            return self.normal(*shape)
+        return torch.from_numpy(self.kinds[self.data](self.rng, shape).astype(np.float32))
+
     def integers(self, bits: int, *shape: int) -> Tensor:
         return torch.from_numpy(self.rng.integers(0, 1 << bits, shape))
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Offsets of five experts."""
+        """Offsets of the experts."""
         return self.shape.groups(self.rows)
+
+    @property
+    def experts(self) -> int:
+        return len(self.groups) - 1
 
     @property
     def tokens(self) -> int:

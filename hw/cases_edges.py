@@ -18,7 +18,7 @@ import torch
 
 from numerics import ops
 
-from .cases import EXPERTS, Cut, Draw, Inputs, Operation, Outputs, parts
+from .cases import Cut, Draw, Inputs, Operation, Outputs, parts
 from .cases_seam import ExpertPath
 
 TURNS = ("ties", "edges")  # the data of these operations
@@ -69,14 +69,14 @@ def edge_operations(p: ExpertPath, o: Any) -> list[Operation]:
         f"grad_to_wire {p.name} powers", _powers, partial(_weighted, p, o), rows, TURNS, (torch.float32,)
     )
     values = Operation(
-        f"requantize_transpose {p.name} plain", partial(_coded, p), partial(_plain, o), None, TURNS, (torch.float32,)
+        f"requantize_transpose {p.name} plain", partial(_coded, p), partial(_plain, o), dtypes=(torch.float32,)
     )
     return [sent, powers, values]
 
 
 def _selecting(d: Draw) -> Inputs:
-    w = torch.zeros(EXPERTS, d.shape.model, d.shape.hidden)
-    column = torch.from_numpy(d.rng.integers(0, d.shape.hidden, (EXPERTS, d.shape.model, 1)))
+    w = torch.zeros(d.experts, d.shape.model, d.shape.hidden)
+    column = torch.from_numpy(d.rng.integers(0, d.shape.hidden, (d.experts, d.shape.model, 1)))
     w.scatter_(2, column, 1.0)
     return {"x": d.tested(d.rows, d.shape.hidden), "w": w.to(torch.bfloat16), "groups": d.groups}
 
@@ -97,7 +97,7 @@ def _weighted(p: ExpertPath, o: Any, i: Inputs) -> Outputs:
 
 def _coded(p: ExpertPath, d: Draw) -> Inputs:
     x = d.tested(d.rows, d.shape.model)
-    return {"q": ops.quantize_tokens(x, p.activation), "rows": d.normal(d.rows, 1), "groups": d.groups}
+    return {"q": ops.quantize_tokens(x, p.activation), "rows": d.beside(d.rows, 1), "groups": d.groups}
 
 
 def _plain(o: Any, i: Inputs) -> Outputs:

@@ -20,7 +20,7 @@ from numerics import ops
 
 from .cases import DATA, EXPERTS, Cut, Draw, Inputs, Operation, Outputs, Shape, parts
 from .cases_edges import TURNS, edge_operations, edges
-from .cases_seam import ExpertPath, expert_paths, glu_backward_operation, path_operations
+from .cases_seam import ExpertPath, expert_paths, glu_backward_operation, path_operations, stored
 
 Kind = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
@@ -52,9 +52,11 @@ RECORDED = "recorded"
 PRODUCTS = ("gate_up_glu", "down_to_wire", "grad_products")
 KINDS: dict[str, Kind] = DATA | {"ties": _ties, "outliers": _outliers, "edges": edges}
 FEW = ("normal", "ties", "denormals", "NaN, Inf")  # with --fast, of the oracle and of the paths but the first
-LATER, STREAMS, DRAWS, LARGE, HUGE = "later calls", "streams", "draws", "2^16", "2^31"
-WAYS = ("layouts", "settings", LATER, STREAMS)  # instead of a kind of data: other ways to pass it, see `ways`
+LATER, STREAMS, SIZES, DRAWS, LARGE, HUGE = "later calls", "streams", "sizes", "draws", "2^16", "2^31"
+# instead of a kind of data: other ways to pass it, see `ways`
+WAYS = ("layouts", "settings", LATER, STREAMS, SIZES)
 SUMMED = ("normal", "outliers", "row scales", "holes", "denormals")  # of intervals: no sum overflows
+ROUTED = (*SUMMED, "NaN, Inf")  # where nothing is rounded before the sum but the transform
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,15 @@ def _pairs(
     for ours, theirs in zip(make(reference), make(judged), strict=True):
         function = ours.name.split()[0]
         bounded = accumulator == "library" or function == "router_gradient"
-        kinds = SUMMED if bounded else TURNS if ours.data == TURNS else tuple(KINDS)
+        kinds = (
+            ROUTED
+            if function == "router_gradient"
+            else SUMMED
+            if bounded
+            else TURNS
+            if ours.data == TURNS
+            else tuple(KINDS)
+        )
         for place, dtype in enumerate(ours.dtypes):
             name = ours.name + f" {dtype}".replace("torch.", "") * (place > 0)
             pair = (replace(side, name=name, data=kinds, dtypes=(dtype,)) for side in (ours, theirs))
@@ -159,11 +169,13 @@ def _more(p: ExpertPath, o: Any) -> list[Operation]:
 
 
 def _weight(p: ExpertPath, d: Draw) -> Inputs:
-    return {"x": d.tested(EXPERTS, d.shape.hidden, d.shape.model)}
+    return {"x": d.tested(d.experts, d.shape.hidden, d.shape.model)}
 
 
 def _cast_weight(p: ExpertPath, o: Any, i: Inputs) -> Outputs:
-    return parts("weight", o.quantize_tokens(i["x"], p.weight))
+    """Matrices with a scale each, and some in two axes with a scale for each row."""
+    pairs = o.quantize_tokens(i["x"][:4].unflatten(0, (-1, 2)), p.activation)
+    return parts("weight", o.quantize_tokens(i["x"], p.weight)) | parts("pairs", pairs)
 
 
 def _rows(d: Draw) -> Inputs:
@@ -180,7 +192,7 @@ def _cast_rows(p: ExpertPath, o: Any, i: Inputs) -> Outputs:
 def _gradient(d: Draw) -> Inputs:
     tokens = torch.from_numpy(d.rng.integers(0, max(d.tokens, 1), d.rows))
     random = nm.Random((-8, 1 << 40 | 5), (1 << 31, (1 << 32) - 2), d.groups)  # words are taken modulo 2^32
-    return {"g": d.tested(d.tokens, d.shape.model), "tokens": tokens, "weights": d.normal(d.rows, 1), "random": random}
+    return {"g": d.tested(d.tokens, d.shape.model), "tokens": tokens, "weights": d.beside(d.rows, 1), "random": random}
 
 
 def _drawn(p: ExpertPath, o: Any, i: Inputs) -> Outputs:
@@ -191,7 +203,7 @@ def _drawn(p: ExpertPath, o: Any, i: Inputs) -> Outputs:
 def _routed(p: ExpertPath, d: Draw) -> Inputs:
     n = d.shape.top * d.tokens
     slots = torch.from_numpy(d.rng.permutation(n)).view(-1, d.shape.top)
-    decoded = d.normal(n, p.wire_width(d))
+    decoded = d.beside(n, p.wire_width(d))
     return {"g": d.tested(d.tokens, p.wire_width(d)), "decoded": decoded, "slots": slots}
 
 
@@ -200,10 +212,10 @@ def _router(p: ExpertPath, o: Any, i: Inputs) -> Outputs:
 
 
 def _saved(p: ExpertPath, d: Draw) -> Inputs:
-    x, g = d.tested(d.rows, d.shape.model), d.normal(d.rows, d.shape.model)
+    x, g = d.tested(d.rows, d.shape.model), d.beside(d.rows, d.shape.model)
     return {
         "q": ops.quantize_tokens(x, p.activation),
-        "dy": ops.quantize_tokens(g, p.grad),
+        "dy": stored(d, ops.quantize_tokens(g, p.grad)),
         "groups": d.groups,
         "random": nm.Random((2, 7), (132, 40)),
     }
@@ -213,8 +225,8 @@ def _cancelling(p: ExpertPath, d: Draw) -> Inputs:
     """Four experts a token, of which the first and the third cancel: what is left depends on the order of the sum."""
     t, width = d.tokens, p.wire_width(d)
     x = d.tested(t, width)
-    x = torch.cat([x, d.normal(t, width), x, d.normal(t, width)])
-    weights = d.normal(t, 4) * torch.tensor([65536.0, 1.0, 65536.0, 1.0])
+    x = torch.cat([x, d.beside(t, width), x, d.beside(t, width)])
+    weights = d.beside(t, 4) * torch.tensor([65536.0, 1.0, 65536.0, 1.0])
     weights[:, 2] = -weights[:, 0]
     payload = x.to(torch.bfloat16) if p.wire.fmt is None else nm.quantize(x, p.wire.fmt)
     return {"payload": payload, "slots": torch.arange(4 * t).view(4, t).mT.contiguous(), "weights": weights}
@@ -278,7 +290,7 @@ def _rotated_operations(p: ExpertPath, o: Any) -> list[Operation]:
         return parts("along rows", along) | parts("features", o.quantize_tokens(i["x"], FEATURES, signs=rotation()))
 
     def saved(d: Draw) -> Inputs:
-        w = ops.quantize_tokens(d.tested(EXPERTS, d.shape.hidden, d.shape.model), p.weight)
+        w = ops.quantize_tokens(d.tested(d.experts, d.shape.hidden, d.shape.model), p.weight)
         return _saved(p, d) | {"w": w}
 
     def requantize(i: Inputs) -> Outputs:
@@ -286,8 +298,8 @@ def _rotated_operations(p: ExpertPath, o: Any) -> list[Operation]:
         return parts("input", q) | parts("weight", o.requantize_transpose(i["w"], TILED))
 
     def operands(d: Draw) -> Inputs:
-        g, x = d.tested(d.rows, d.shape.hidden), d.normal(d.rows, d.shape.model)
-        w = ops.quantize_tokens(d.normal(EXPERTS, d.shape.hidden, d.shape.model), p.weight)
+        g, x = d.tested(d.rows, d.shape.hidden), d.beside(d.rows, d.shape.model)
+        w = ops.quantize_tokens(d.beside(d.experts, d.shape.hidden, d.shape.model), p.weight)
         tensor = ops.Cast(nm.NVFP4, "tensor")
         along = (ops.quantize_tokens(t, tensor, None, d.groups, -2, rotation()) for t in (g, x))
         named = dict(zip(("g_tokens", "x"), along, strict=True))

@@ -13,7 +13,7 @@ import torch
 import numerics as nm
 from numerics import ops
 
-from .cases import DATA, EXPERTS, SOME, Cut, Draw, Inputs, Operation, Outputs, parts
+from .cases import DATA, SOME, Cut, Draw, Inputs, Operation, Outputs, parts
 
 # D = 128 model width, F = 64 expert width and two experts for each token, unless a shape has others.
 
@@ -49,6 +49,14 @@ def expert_paths() -> list[ExpertPath]:
     ]
 
 
+def stored(d: Draw, q: ops.Operand) -> ops.Operand:
+    """An operand as anybody may have stored it: with the data "NaN, Inf" some elements are NaN by their codes alone."""
+    if d.data != "NaN, Inf" or isinstance(q, torch.Tensor) or q.fmt.element.nan_code is None:
+        return q
+    nan = torch.from_numpy(d.rng.random(q.codes.shape) < 0.001)
+    return q.derived(codes=torch.where(nan, q.codes | q.fmt.element.nan_code, q.codes))
+
+
 def _forward_operations(p: ExpertPath, o: Any, accumulator: str) -> list[Operation]:
     def tokens(d: Draw) -> Inputs:
         return {"x": d.tested(d.rows, d.shape.model), "groups": d.groups, "random": nm.Random((3, 8), (66, 30))}
@@ -60,8 +68,8 @@ def _forward_operations(p: ExpertPath, o: Any, accumulator: str) -> list[Operati
         return parts("payload", payload) | parts("along rows", grad)
 
     def operands(n: int, k: int, d: Draw) -> Inputs:
-        w = ops.quantize_tokens(d.normal(EXPERTS, n, k), p.weight)
-        return {"x": ops.quantize_tokens(d.tested(d.rows, k), p.activation), "w": w, "groups": d.groups}
+        w = stored(d, ops.quantize_tokens(d.beside(d.experts, n, k), p.weight))
+        return {"x": stored(d, ops.quantize_tokens(d.tested(d.rows, k), p.activation)), "w": w, "groups": d.groups}
 
     def gate_up(d: Draw) -> Inputs:
         return operands(2 * d.shape.hidden, d.shape.model, d)
@@ -80,7 +88,7 @@ def _forward_operations(p: ExpertPath, o: Any, accumulator: str) -> list[Operati
         n, top = d.shape.top * d.tokens, d.shape.top
         fmt, x, slots = p.wire.fmt, d.tested(n, p.wire_width(d)), torch.from_numpy(d.rng.permutation(n)).view(-1, top)
         q = x.to(torch.bfloat16) if fmt is None else nm.quantize(x, fmt)
-        return {"payload": q, "slots": slots, "weights": d.normal(d.tokens, top)}
+        return {"payload": q, "slots": slots, "weights": d.beside(d.tokens, top)}
 
     def aggregate(i: Inputs) -> Outputs:
         out, decoded = o.aggregate(i["payload"], i["slots"], i["weights"], p.wire)
@@ -102,16 +110,16 @@ def _backward_operations(p: ExpertPath, o: Any, accumulator: str) -> list[Operat
 
     def gradient(d: Draw) -> Inputs:
         tokens = torch.from_numpy(d.rng.integers(0, max(d.tokens, 1), d.rows))
-        return {"g": d.tested(d.tokens, d.shape.model), "tokens": tokens, "weights": d.normal(d.rows, 1)}
+        return {"g": d.tested(d.tokens, d.shape.model), "tokens": tokens, "weights": d.beside(d.rows, 1)}
 
     def grad_to_wire(i: Inputs) -> Outputs:
         return parts("payload", o.grad_to_wire(i["g"], i["tokens"], i["weights"], p.grad))
 
     def saved(d: Draw) -> Inputs:
-        w = ops.quantize_tokens(d.tested(EXPERTS, d.shape.hidden, d.shape.model), p.weight)
+        w = ops.quantize_tokens(d.tested(d.experts, d.shape.hidden, d.shape.model), p.weight)
         return {
-            "q": ops.quantize_tokens(d.tested(d.rows, d.shape.model), p.activation),
-            "w": w,
+            "q": stored(d, ops.quantize_tokens(d.tested(d.rows, d.shape.model), p.activation)),
+            "w": stored(d, w),
             "groups": d.groups,
         } | rounds
 
@@ -120,8 +128,8 @@ def _backward_operations(p: ExpertPath, o: Any, accumulator: str) -> list[Operat
         return parts("input", x) | parts("weight", o.requantize_transpose(i["w"], p.saved_weight, None, i["random"]))
 
     def operands(d: Draw) -> Inputs:
-        g, q = d.tested(d.rows, d.shape.hidden), ops.quantize_tokens(d.normal(d.rows, d.shape.model), p.activation)
-        w = ops.quantize_tokens(d.normal(EXPERTS, d.shape.hidden, d.shape.model), p.weight)
+        g, q = d.tested(d.rows, d.shape.hidden), ops.quantize_tokens(d.beside(d.rows, d.shape.model), p.activation)
+        w = ops.quantize_tokens(d.beside(d.experts, d.shape.hidden, d.shape.model), p.weight)
         return {
             "g": ops.quantize_tokens(g, p.grad),
             "g_tokens": ops.quantize_tokens(g, p.grad, groups=d.groups, axis=-2),

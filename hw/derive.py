@@ -78,6 +78,7 @@ def source_of(case: SeamCase, i: Inputs, operand: str) -> Source | None:
             "payload": Source(x, p.activation),
             "along rows": Source(x, drawn, -2, i.get("groups"), i.get("random")),
             "weight": Source(x, p.weight),
+            "pairs": Source(x[:4].unflatten(0, (-1, 2)) if x.ndim == 3 else x, p.activation),
             "grad": Source(x, drawn, random=i.get("random")),
             "nearest along rows": Source(x, p.grad, -2, i.get("groups")),
         }[operand]

@@ -7,6 +7,7 @@ later calls   a call; other values are copied into its arguments, and another ca
               results remembered by address.
 streams       on a GPU: the arguments are written late, on a stream of their own that waits first, and the function
               must wait too; then calls on two streams at once, which must not share memory.
+sizes         rows of more than a thousand elements, 80 experts, twelve experts of a token
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import torch
 
 from .calls import mapped, tensors
 from .cases import Inputs, Operation, Outputs
-from .cases_ops import LATER, STREAMS, SeamCase
+from .cases_ops import LATER, SIZES, STREAMS, SeamCase
 from .compare import OpsRow, compare, move
 from .judge import Judge
-from .ways import FEW_ROWS, MORE_ROWS, WAYS
+from .ways import FEW_ROWS, MORE_ROWS, OTHER_SIZES, WAYS
 
 WAIT = 50_000_000  # cycles of a GPU, about 30 ms: long beside a launch
 ROUNDS = 8
@@ -130,8 +131,16 @@ def streams(judge: Judge, row: OpsRow, case: SeamCase) -> None:
         judge.theirs.looks = True
 
 
+def sizes(judge: Judge, row: OpsRow, case: SeamCase) -> None:
+    """See the module's docstring."""
+    for shape in OTHER_SIZES:
+        where, inputs = judge.drawn(row, case, shape, "mixed")
+        judge.judge(row, case, shape.name, f"{shape.name}, {where}", inputs)
+
+
 CALLS: dict[str, Callable[[Judge, OpsRow, SeamCase], None]] = {
     **dict.fromkeys(WAYS, ways),
     LATER: again,
     STREAMS: streams,
+    SIZES: sizes,
 }

@@ -49,13 +49,13 @@ class Kill:
         return f"{self.operation:<21} {self.mutant:<58} {f'killed by {self.case}{more}' if self.case else 'SURVIVED'}"
 
 
-def judge_of(mutant: Mutant, at_once: bool) -> Judge:
-    """Judges the emulation with the mutant in the place of its operation."""
+def judge_of(mutant: Mutant) -> Judge:
+    """Judges the emulation with the mutant in the place of its operation; a case ends at its first failing shape."""
     config = ValidateConfig(device="cpu", rows=ROWS, seeds=(0,), ops=mutant.key)
     threads = torch.get_num_threads()
     sides = Sides.of(torch.device("cpu"), threads, lambda run: run)
     functions = {**seam(), mutant.operation: function(mutant)}
-    return Judge(config, sides, Calls(seam()), Calls(functions, careful=True), {}, at_once)
+    return Judge(config, sides, Calls(seam()), Calls(functions, careful=True), {}, at_once=True)
 
 
 def cases(judge: Judge, operation: str) -> list[tuple[SeamCase, str]]:
@@ -69,7 +69,7 @@ def killed(mutant: Mutant, only: str | None = None, at_once: bool = False) -> Ki
 
     Raises: ValueError if there is no case `only`.
     """
-    judge, threads = judge_of(mutant, at_once), torch.get_num_threads()
+    judge, threads = judge_of(mutant), torch.get_num_threads()
     chosen = [(case, data) for case, data in cases(judge, mutant.operation) if only in (None, f"{case.name}, {data}")]
     if not chosen:
         raise ValueError(f"only={only!r}: {mutant.operation} has no such case")

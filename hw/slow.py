@@ -58,7 +58,8 @@ def _quantize_tokens(case: SeamCase, i: Inputs) -> Outputs:
     drawn = ops.Cast(p.grad.fmt, None, nm.Rounding.STOCHASTIC)
     x = i["x"].to(torch.float64).tolist()
     if "weight" in case.words:
-        return _weight(p, x)
+        pairs = along_features("pairs", [row for matrix in x[:4] for row in matrix], p.activation)
+        return _weight(p, x) | {name: t.unflatten(0, (2, 2, -1)) for name, t in pairs.items()}
     if "rows" in case.words:
         nearest = along_rows("nearest along rows", x, p.grad, i["groups"], None)
         return along_features("grad", x, drawn, _row_fields(i["groups"], i["random"])) | nearest

@@ -12,6 +12,7 @@ The table has one line for each operation and kind of data, over all shapes and 
     layouts, settings    the same values as other views of memory, and under other settings of torch (`ways`)
     later calls          other values in the same memory; results after later calls (`judge_calls`)
     streams              on a GPU: arguments that come late, two streams at once
+    sizes                rows of more than a thousand elements, 80 experts, twelve experts of a token
     draws                with --own-random: stochastic rounding by words of its own, over many draws (`draws`)
     2^16, 2^31           tensors of a few more elements than that; 2^31 with --huge (`judge_huge`)
 

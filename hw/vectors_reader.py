@@ -61,8 +61,7 @@ def difference(got: np.ndarray, expected: np.ndarray, inputs: dict, name: str = 
     if (got.dtype, got.shape) != (expected.dtype, expected.shape):
         return f"got {got.dtype} {list(got.shape)}, expected {expected.dtype} {list(expected.shape)}"
     e, g = (np.ascontiguousarray(x).view(f"u{x.itemsize}") for x in (expected, got))
-    bad = np.argwhere((e != g) & ((got == got) | (expected == expected)))
-    if len(bad):
+    if len(bad := np.argwhere((e != g) & ((got == got) | (expected == expected)))):
         at, n = tuple(bad[0].tolist()), 2 * e.itemsize
         beside = "".join(f", {name} {x[at]}" for name, x in inputs.items() if x.shape == got.shape)
         pair = f"expected {expected[at]} (0x{e[at]:0{n}X}), got {got[at]} (0x{g[at]:0{n}X}){beside}"
@@ -86,7 +85,10 @@ def main(pack: str, *options: str) -> bool | None:
     if not options:
         return print(*(f"{c['name']}: {', '.join(c['inputs'])} -> {', '.join(c['outputs'])}" for c in cases), sep="\n")
     sys.path.insert(0, str(Path.cwd()))
-    kernel, count = pkgutil.resolve_name(options[1]), {"passed": 0, "FAILED": 0, "not run": 0}
+    try:
+        kernel, count = pkgutil.resolve_name(options[1]), {"passed": 0, "FAILED": 0, "not run": 0}
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadPack(f"--kernel {options[1]} cannot be imported: {error}; name mymodule:function") from None
     for case in cases:
         found = judge(kernel, case, files)
         verdict = "not run" if found is None else "FAILED" if found else "passed"

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .cases import Shape
-from .cases_ops import DRAWS, HUGE, KINDS, LARGE, LATER, SHAPES, STREAMS, Kind
+from .cases_ops import DRAWS, HUGE, KINDS, LARGE, LATER, SHAPES, SIZES, STREAMS, Kind
 from .compare import bits_of
 
 Passed = Callable[[Tensor], Tensor]
@@ -186,7 +186,7 @@ def tried(data: Iterable[str], device: torch.device) -> tuple[list[str], list[st
     for kind in dict.fromkeys(data):
         for way in WAYS.get(kind, ()):
             found[way.absent(device)].append(way.name)
-        if kind in (LATER, STREAMS, DRAWS, LARGE, HUGE):
+        if kind in (LATER, STREAMS, SIZES, DRAWS, LARGE, HUGE):
             found[kind == STREAMS and device.type != "cuda"].append(f"{kind} elements" if "^" in kind else kind)
     return found
 
@@ -238,5 +238,11 @@ WAYS_KINDS: dict[str, Kind] = {
 FEW_ROWS = (  # with --fast, of as many rows
     Shape("small", lambda n: (0, 0, n // 3 + 1, n // 3 + 1, n, n), rows=24, model=64, hidden=32),
     Shape("small odd widths", lambda n: (0, n // 4 + 3, n // 2 + 1, n // 2 + 1, n - 5, n), 24, 40, 24, top=3),
+)
+OTHER_SIZES = (
+    Shape("wide tokens", lambda n: (0, n - 1, n), rows=4, model=1056, hidden=16, top=3),
+    Shape("wide experts", lambda n: (0, 1, n), rows=4, model=32, hidden=1040, top=3),
+    # every fifth expert has no row, others have one or two
+    Shape("many experts", lambda n: tuple(n * (e - e // 5) // 64 for e in range(81)), 96, 32, 16, top=12),
 )
 MORE_ROWS = tuple(shape for shape in SHAPES if shape.name in ("ragged", "odd widths"))

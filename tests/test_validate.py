@@ -361,7 +361,8 @@ def test_inputs_depend_on_the_seed_alone() -> None:
 
 def test_the_fast_run_passes_on_this_machine(tmp_path: Path) -> None:
     """The command itself."""
-    command = [sys.executable, "fourbit.py", "validate", *FAST, "--out", str(tmp_path / "record.json")]
+    out = str(tmp_path / "record.json")
+    command = [sys.executable, "fourbit.py", "validate", *FAST, "--out", out]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     failures = [line for line in run.stdout.splitlines() if "seed" in line or "Error" in line]
     assert run.returncode == 0, "\n".join([*failures, run.stderr])

@@ -96,7 +96,15 @@ def test_outliers_and_ties_are_what_they_say() -> None:
     assert bool((q.outer == 1).any()) and bool((scaled == 1.25).any())  # 2.5 rounded to 2
 
 
-def test_the_emulation_passes_on_this_machine(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "only",
+    [
+        ["NVFP4, normal", "NVFP4 library, normal", "glu_backward, normal", "NVFP4, sizes"],
+        pytest.param([], marks=pytest.mark.exhaustive),
+    ],
+    ids=["some", "all"],
+)
+def test_the_emulation_passes_on_this_machine(only: list[str], tmp_path: Path) -> None:
     """The command itself, against itself on other threads and in pieces, and against the scalar oracle."""
     out, page = tmp_path / "record.json", tmp_path / "page.html"
     command = [
@@ -112,6 +120,7 @@ def test_the_emulation_passes_on_this_machine(tmp_path: Path) -> None:
         str(out),
         "--html",
         str(page),
+        *(["--only", *only] if only else []),
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
@@ -123,6 +132,7 @@ def test_the_emulation_passes_on_this_machine(tmp_path: Path) -> None:
     twins = {case["function"] for case in record["cases"] if case["against"] == "scalar oracle"}
     assert twins == set(slow.TWINS) == set(SEAM) - {"router_gradient", "row_scale"}
     assert all(case["elements"] > 0 and case["repeat"] is None for case in record["cases"])
+    assert len(record["cases"]) > (20 if only else 400)
     assert "FAILED" not in page.read_text("utf-8") and sorted(p.name for p in tmp_path.iterdir()) == [
         "page.html",
         "record.json",

@@ -150,6 +150,28 @@ WRONG = {
         "memory filled",
     ),
     "flushes": ("glu_backward", "return f(a[0] * 0.5 * 2.0, a[1])", "", "settings", "subnormals flushed"),
+    # sizes
+    "rows of one tile": (
+        "glu_backward",
+        "r = f(*a)\nr[:, 512:] = r[:, 512:] if r.shape[1] <= 1024 else 0\nreturn r",
+        "",
+        "sizes",
+        "wide experts",
+    ),
+    "eight experts of a token": (
+        "aggregate",
+        "return f(a[0], a[1][:, :8], a[2] if a[2] is None else a[2][:, :8], a[3])",
+        "",
+        "sizes",
+        "many experts",
+    ),
+    "experts of one warp": (
+        "grad_products",
+        "dx, dw = f(*a, **k)\nreturn dx, dw.index_fill(0, torch.arange(32, max(len(dw), 32)), 0)",
+        "",
+        "sizes",
+        "many experts",
+    ),
     # later calls
     "one buffer": (
         "glu_backward",
@@ -320,3 +342,39 @@ def test_unusual_memory_of_results_passes(
     only = [f"{case}, {data}" for data in ("normal", "later calls", "layouts")]
     status, lines = run(capsys, kernel(tmp_path, function, body, before), "--only", *only)
     assert status == 0, failed(lines)
+
+
+@pytest.mark.parametrize(
+    ("case", "body"),
+    [
+        ("aggregate NVFP4, NaN, Inf", "return f(*a[:2], a[2] if a[2] is None else a[2].nan_to_num(0.0), a[3])"),
+        ("aggregate NVFP4, holes", "return f(a[0], a[1], a[2] if a[2] is None else a[2] + 1e-30, a[3])"),
+        ("grad_to_wire NVFP4, tails", "return f(*a[:2], a[2].clamp(-5, 5), *a[3:])"),
+        ("router_gradient BF16, NaN, Inf", "return f(a[0], a[1].nan_to_num(0.0), *a[2:])"),
+        ("requantize_transpose NVFP4 plain, NaN, Inf", "return f(*a[:4], *(r.nan_to_num(0.0) for r in a[4:5]), **k)"),
+        (
+            "gate_up_glu NVFP4, NaN, Inf",
+            "w = a[1]\nreturn f(a[0], w.derived(scales=w.scales.clamp(max=0x7E)), *a[2:], **k)",
+        ),
+        (
+            "grad_products MXFP8, NaN, Inf",
+            "w = a[2]\nreturn f(*a[:2], w.derived(scales=w.scales.clamp(max=0xFE)), *a[3:], **k)",
+        ),
+        (
+            "gate_up_glu MXFP8, NaN, Inf",
+            "x = a[0]\nnan = (x.codes & 0x7F == 0x7F) & (x.scales_per_value() != 255)\n"
+            "return f(x.derived(codes=torch.where(nan, x.codes - 1, x.codes)), *a[1:], **k)",
+        ),
+        (
+            "quantize_tokens NVFP4 weight, normal",
+            "return f(a[0].flatten(0, -3) if a[0].ndim > 3 else a[0], *a[1:], **k)",
+        ),
+    ],
+)
+def test_a_kernel_that_fails_with_other_arguments_than_the_first_is_found(
+    case: str, body: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """NaN, zeros and large numbers in weights, factors, matrices and codes; more axes."""
+    path = kernel(tmp_path, case.split()[0], body)
+    status, lines = run(capsys, path, "--only", case)
+    assert status == 1 and "Error" not in failed(lines)[0], lines

@@ -456,6 +456,13 @@ def test_a_damaged_pack_is_told_in_one_sentence(damage: str, copied: Path) -> No
     assert all(part in run.stderr for part in parts), run.stderr
 
 
+@pytest.mark.parametrize("name", ["nowhere:kernel", "os:kernel", "no module"])
+def test_a_kernel_that_is_not_there_is_told_in_one_sentence(name: str, pack: Path, tmp_path: Path) -> None:
+    run = alone(pack, "--kernel", name, cwd=tmp_path)
+    assert run.returncode == 1 and len(run.stderr.splitlines()) == 1
+    assert run.stderr.startswith(f"vectors_reader: --kernel {name} cannot be imported: ")
+
+
 @pytest.mark.parametrize("options", [["--kernel"], ["a:b"], ["--kernels", "a:b"]])
 def test_wrong_usage_shows_the_usage(options: list[str], pack: Path, tmp_path: Path) -> None:
     run = alone(pack, *options, cwd=tmp_path)
