@@ -6,6 +6,7 @@ and its records have one writer. `pytest` without `-n` runs in one process.
 
 import os
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -26,6 +27,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Both are read when torch is loaded, hence its late import.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # a shell's background ignores Ctrl-C, which tests send
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # draw figures without a window
     os.environ["MPLBACKEND"] = "Agg"
     import torch
