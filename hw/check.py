@@ -141,10 +141,12 @@ def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, 
     found = _cases(dump, fmt, axis, contract, scale_layout)
     judged: list[_Judged] = []
     for case in found:
+        if case.error > UNLIKE and any(2 * j.missed[0] < j.case.codes.numel() for j in judged):
+            continue  # another one explains half of the bytes
         judged.append(_with_values(_judge(case, case.scope.outer, contract), dump, axis))
         if judged[-1].missed == (0, 0) and judged[-1].names:
             break
-    best = _best(judged)
+    best = _best([j for j in judged if j.case.error <= UNLIKE or not j.missed[0]] or judged)
     if best.case.error > UNLIKE and best.scales and best.codes and best.scales.count and best.codes.count:
         text = f"the codes do not resemble x in any layout; the best, {', '.join(found[0].words)}, has an error of"
         text = f"{text} {found[0].error:.2f} of x's energy, and no law makes them: they are of another tensor"

@@ -106,7 +106,7 @@ class Case:
 
 def cases(dump: Dump, formats: tuple[str, ...] | None, axis: int, scale_layout: str | None = None) -> list[Case]:
     """Readings of a quantization, in some formats or any: those whose error is close to the least, and rivals without a
-    fault; these first. Where all are unlike x, the likeliest without a fault.
+    fault; these first, then usual ones that are unlike x, whose scales may be at fault.
 
     Args:
         formats: names in `LAYOUTS`, or None for all. axis: of x, along which blocks run. scale_layout: how scales must
@@ -135,15 +135,17 @@ def cases(dump: Dump, formats: tuple[str, ...] | None, axis: int, scale_layout: 
             "per 16 (NVFP4) or 32 (MX) values along the last axis, or name --format and --axis"
         )
     least, sound = min(case.error for case in found), [case for case in found if not case.faults]
+    unlike = _unlike(sound)
     if least > UNLIKE:
-        return _unlike(sound) or [min(found, key=lambda case: case.error)]
+        return unlike or [min(found, key=lambda case: case.error)]
     found.sort(key=lambda case: case.error)  # equal ones stay in order, the usual first
     sound.sort(key=lambda case: case.error)
     partly = found[0].unread > 0  # then one that reads all bytes is a rival as long as it is like x
     bar = max(RIVAL * least, USUAL)
     rivals = [case for case in sound if case.error <= (UNLIKE if partly and not case.unread else bar)]
     close = [case for case in found if case.error <= CLOSE * least + 1e-9 and case.faults]
-    return _some(sorted([*rivals, *close], key=lambda case: (len(case.faults), case.unread > 0, not case.by_tiles)))
+    best = _some(sorted([*rivals, *close], key=lambda case: (len(case.faults), case.unread > 0, not case.by_tiles)))
+    return [*best, *(case for case in unlike if case.error > UNLIKE)]
 
 
 def _some(readings: list[Case]) -> list[Case]:
