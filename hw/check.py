@@ -141,8 +141,9 @@ def _quantization(dump: Dump, fmt: str | None, axis: int, contract: str | None, 
     found = _cases(dump, fmt, axis, contract, scale_layout)
     judged: list[_Judged] = []
     for case in found:
-        if case.error > UNLIKE and any(2 * j.missed[0] < j.case.codes.numel() for j in judged):
-            continue  # another one explains half of the bytes
+        likely = [j for j in judged if j.case.error <= UNLIKE]
+        if case.error > UNLIKE and any(2 * j.missed[0] < j.case.codes.numel() for j in likely):
+            continue  # a likely one explains half of the bytes
         judged.append(_with_values(_judge(case, case.scope.outer, contract), dump, axis))
         if judged[-1].missed == (0, 0) and judged[-1].names:
             break

@@ -141,7 +141,7 @@ def cases(dump: Dump, formats: tuple[str, ...] | None, axis: int, scale_layout: 
     found.sort(key=lambda case: case.error)  # equal ones stay in order, the usual first
     sound.sort(key=lambda case: case.error)
     partly = found[0].unread > 0  # then one that reads all bytes is a rival as long as it is like x
-    bar = max(RIVAL * least, USUAL)
+    bar = max(RIVAL * least, USUAL) if x.shape[-1] > 1 else UNLIKE  # a row of one value is like every other
     rivals = [case for case in sound if case.error <= (UNLIKE if partly and not case.unread else bar)]
     close = [case for case in found if case.error <= CLOSE * least + 1e-9 and case.faults]
     best = _some(sorted([*rivals, *close], key=lambda case: (len(case.faults), case.unread > 0, not case.by_tiles)))
