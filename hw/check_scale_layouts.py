@@ -138,7 +138,7 @@ def _floats(scales: Tensor, layout: Layout) -> Iterator[_Numbers]:
         read = nm.decode(codes, nm.E8M0).to(torch.float32)
         wrong = int(((read != values) & ~(read.isnan() & values.isnan())).sum())
         if 2 * wrong < values.numel():
-            fault = f"{wrong} of {values.numel()} scales are no powers of two, which alone E8M0 holds" if wrong else None
+            fault = f"{wrong} of {values.numel()} scales are no powers of two" if wrong else None
             yield _Numbers(f"{narrow or ', float32'} powers of two", fault, codes, (PADS, PADS), True)
 
 

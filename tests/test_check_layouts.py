@@ -245,3 +245,15 @@ def test_equal_scales_lie_as_is_asked():
     d = te(torch.ones(128, 64))
     for asked in ("row-major", "swizzled", "8x4"):
         assert check(d, scale_layout=asked), asked
+
+
+@pytest.mark.parametrize("bad", [float("nan"), 3.0, 0.0, -1.0, float("inf")])
+def test_a_float32_scale_that_is_no_power_of_two_is_a_fault_of_its_block(bad: float) -> None:
+    """Its dump is read as the others are, and fails."""
+    x = torch.randn(4, 96, generator=torch.Generator().manual_seed(0))
+    q = DIALECTS["quark"].quantize(x, "MXFP4")
+    scales = nm.decode(q.scales, nm.E8M0).to(torch.float32)
+    assert check({"x": x, "codes": q.codes, "scales": scales})
+    scales[1, 1] = bad
+    report = check({"x": x, "codes": q.codes, "scales": scales})
+    assert not report and any("1 of 12" in fault for fault in report.faults), str(report)
